@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""Builds the C++ extension and lists the packages; everything else is in pyproject.toml."""
+
+from pybind11.setup_helpers import Pybind11Extension
+from setuptools import find_packages, setup
+
+# kernels/ and patches/ lie beside vllm_goodput/ and are mapped into it (tool.setuptools.package-dir).
+MAPPED = ("kernels", "patches")
+
+
+def packages() -> list[str]:
+    """Return every package of the distribution by its import name."""
+    names = ["vllm_goodput", *(f"vllm_goodput.{p}" for p in find_packages("vllm_goodput"))]
+    for top in MAPPED:
+        names += [f"vllm_goodput.{top}", *(f"vllm_goodput.{top}.{p}" for p in find_packages(top))]
+    return names
+
+
+setup(
+    packages=packages(),
+    ext_modules=[
+        Pybind11Extension(
+            "vllm_goodput._C",
+            ["vllm_goodput/csrc/bindings.cpp", "vllm_goodput/csrc/block_hash.cpp"],
+            depends=["vllm_goodput/csrc/block_hash.h"],
+            cxx_std=17,
+            extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
+        )
+    ],
+)

@@ -1,0 +1,9 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+def token_block_hashes(
+    token_ids: Any, block_size: int, seed: int = ...
+) -> npt.NDArray[np.uint64]: ...
+def text_block_hashes(text: bytes, block_size: int, seed: int = ...) -> npt.NDArray[np.uint64]: ...

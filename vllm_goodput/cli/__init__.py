@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""The `vllm-goodput` command: one module per subcommand, imported only when it runs.
+
+A subcommand module has `add_arguments(parser)` and `run(args) -> int` (the exit status). A GoodputError ends the
+command with its one-line message; Ctrl-C ends it with status 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from vllm_goodput import __version__
+from vllm_goodput.errors import GoodputError
+
+COMMANDS = {
+    "serve": "vllm serve with the plugin on",
+    "route": "OpenAI-compatible gateway over a pool of vLLM instances",
+    "up": "start a whole deployment on this machine: instances and gateway",
+    "bench": "replay a trace with SLOs against any OpenAI endpoint and report goodput",
+    "doctor": "check that this installation can run",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args_list = list(sys.argv[1:] if argv is None else argv)
+    if args_list[:1] == ["serve"]:  # its arguments are vLLM's, unknown to the parser below
+        return _guarded(lambda: int(import_module(f"{__name__}.serve").run(args_list[1:])))
+    parser = argparse.ArgumentParser(prog="vllm-goodput", description=__doc__.splitlines()[0])
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        if args_list[:1] == [name]:
+            import_module(f"{__name__}.{name}").add_arguments(sub)
+    args = parser.parse_args(args_list)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return _guarded(lambda: int(import_module(f"{__name__}.{args.command}").run(args)))
+
+
+def _guarded(run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except GoodputError as error:
+        print(f"vllm-goodput: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("vllm-goodput: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        sys.stderr.close()
+        return 141
