@@ -87,4 +87,4 @@ def _save_llama(path: Path, vocab_size: int, settings: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import sys
 
-    print(tiny_llama(*sys.argv[1:2] or [".cache/tiny-llama"]))
+    print(tiny_llama(sys.argv[1] if sys.argv[1:] else ".cache/tiny-llama"))

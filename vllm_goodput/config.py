@@ -149,6 +149,8 @@ class RouterConfig(Model):
     length_quantile: Annotated[Number, Field(gt=0, lt=1)] = 0.7
     # Output length assumed for a task before any request of it has finished, tokens.
     initial_output_len: PositiveInt = 256
+    # Never predict more output than a request's max_tokens. Off where replayed traces encode true lengths in it.
+    use_max_tokens: bool = True
     # Requests held for capacity at once; more are rejected as saturated.
     max_held: Annotated[int, Field(strict=True, ge=0)] = 1000
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
@@ -233,7 +235,7 @@ def load_yaml(path: str | Path, model: type[AnyModel]) -> AnyModel:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
-        data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
+        data = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if data is None:

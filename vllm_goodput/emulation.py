@@ -51,7 +51,9 @@ class StepWork:
 
 def profile_names() -> list[str]:
     """Names of the shipped profiles."""
-    return sorted(p.name.removesuffix(".yaml") for p in _shipped().iterdir() if p.name.endswith(".yaml"))
+    return sorted(
+        p.name.removesuffix(".yaml") for p in _shipped().iterdir() if p.name.endswith(".yaml")
+    )
 
 
 def load_profile(name: str) -> DeviceProfile:

@@ -57,7 +57,7 @@ PATCH = Patch(
             _wrap_update,
         ),
     ),
-    why="Emulating an unequal device needs every step to take that device's time, synchronous or with a step in flight; "
+    why="Emulating an unequal device needs every step, synchronous or in flight, to take that device's time; "
     "the scheduler sees both ends of every step in both modes.",
     how="schedule() notes the step's work and start; update_from_output() sleeps until start + profile time.",
     supported=">=0.32,<0.34",

@@ -32,8 +32,8 @@ PATCH = Patch(
             _wrap,
         ),
     ),
-    why="vLLM has no hook for a plugin's own flags; AsyncEngineArgs.add_cli_args loads general plugins before it builds "
-    "the parser, so a wrapped EngineArgs.add_cli_args is reached in time.",
+    why="vLLM has no hook for a plugin's own flags; AsyncEngineArgs.add_cli_args loads general plugins before it "
+    "builds the parser, so a wrapped EngineArgs.add_cli_args is reached in time.",
     how="Calls the original, then adds an argument group named goodput.",
     supported=">=0.32,<0.34",
     remove_when="vLLM lets general plugins register command-line arguments.",

@@ -65,7 +65,10 @@ def check_command() -> Iterator[Result]:
     try:
         version("vllm")
     except ImportError:
-        yield "warn", "the vllm command does not work here (no distribution named vllm); use vllm-goodput serve"
+        yield (
+            "warn",
+            "the vllm command does not work here (no distribution named vllm); use vllm-goodput serve",
+        )
 
 
 def check_entry_point() -> Iterator[Result]:
@@ -76,7 +79,10 @@ def check_entry_point() -> Iterator[Result]:
         return
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "goodput" not in allowed.split(","):
-        yield "fail", f"VLLM_PLUGINS={allowed!r} leaves out goodput, so --plugin is unknown to vLLM; add it"
+        yield (
+            "fail",
+            f"VLLM_PLUGINS={allowed!r} leaves out goodput, so --plugin is unknown to vLLM; add it",
+        )
         return
     yield "ok", "plugin entry point"
 

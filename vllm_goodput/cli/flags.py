@@ -23,7 +23,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plugin",
         metavar="NAME",
-        help="Turn a plugin on: 'goodput' enables deadline awareness (vllm-goodput). Off by default.",
+        help="Turn a plugin on: 'goodput' enables deadline awareness (vllm-goodput).",
     )
     group.add_argument(
         "--goodput-config",
@@ -34,14 +34,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--goodput-slo",
         metavar="METRIC:MS",
         nargs="+",
-        help="Default SLO of requests that state none, in milliseconds, e.g. ttft:2000 tpot:100 e2el:20000. "
-        "Default: none.",
+        help="Default SLO of requests that state none, in milliseconds, e.g. ttft:2000 tpot:100 e2el:20000.",
     )
     group.add_argument(
         "--goodput-emulate",
         metavar="NAME[:SCALE]",
         help="Pad every engine step to a device profile's time x SCALE (default 1), e.g. l40s:4, or a profile's "
-        ".yaml path. For tests and demonstrations on other hardware. Default: off.",
+        ".yaml path. For tests and demonstrations on other hardware.",
     )
 
 
@@ -97,5 +96,4 @@ def _refuse_other_front_ends(args: Any) -> None:
 
 def _exit(error: GoodputError) -> NoReturn:
     print(f"vllm-goodput: error: {error}", file=sys.stderr, flush=True)
-    # vLLM calls this inside a running event loop, where SystemExit would be logged as a crash with a traceback.
-    os._exit(error.exit_code)
+    raise SystemExit(error.exit_code)

@@ -71,4 +71,5 @@ async def _info(engine: Any) -> dict[str, Any]:
         "block_size": vllm_config.cache_config.block_size,
         "num_gpu_blocks": vllm_config.cache_config.num_gpu_blocks,
     }
-    return answer | await engine.engine_core.call_utility_async("goodput_stats")
+    stats: dict[str, Any] = await engine.engine_core.call_utility_async("goodput_stats")
+    return answer | stats

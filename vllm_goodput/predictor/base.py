@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""What the router asks of any length predictor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from vllm_goodput.router.types import RequestInfo
+
+
+class LengthDistribution(Protocol):
+    """Predicted distribution of one request's output length, tokens."""
+
+    def quantile(self, q: float) -> float:
+        """The q-quantile of the output length; non-decreasing in q, at least 1."""
+        ...
+
+    def remaining(self, generated: float, q: float) -> float:
+        """The q-quantile of the length still to come, given `generated` tokens so far; at least 1."""
+        ...
+
+
+class LengthPredictor(Protocol):
+    """Predicts on arrival and learns from every finished request."""
+
+    def predict(self, info: RequestInfo) -> LengthDistribution:
+        """Distribution for a request, from what is known on its arrival."""
+        ...
+
+    def observe(self, info: RequestInfo, output_len: int) -> None:
+        """A request finished by itself with `output_len` tokens."""
+        ...

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""Running histogram of output lengths per task: log2 buckets, eight per octave, old counts fading.
+
+Bounded: at most `max_tasks` tasks have a histogram of their own; further ones share that of all tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_goodput.router.types import RequestInfo
+
+PER_OCTAVE = 8
+BUCKETS = 21 * PER_OCTAVE  # up to 2**21 tokens
+# Upper edge of each bucket, tokens.
+EDGES = 2.0 ** (np.arange(1, BUCKETS + 1) / PER_OCTAVE)
+
+
+@dataclass
+class _Histogram:
+    counts: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(BUCKETS))
+
+    def add(self, length: int, decay: float) -> None:
+        self.counts *= decay
+        self.counts[_bucket(length)] += 1.0
+
+
+@dataclass(frozen=True)
+class HistogramDistribution:
+    """A snapshot of bucket weights, capped at a length; satisfies LengthDistribution."""
+
+    weights: npt.NDArray[np.float64]
+    cap: float
+
+    def quantile(self, q: float) -> float:
+        """See LengthDistribution."""
+        return min(self.cap, _quantile(self.weights, q))
+
+    def remaining(self, generated: float, q: float) -> float:
+        """See LengthDistribution. Beyond all lengths seen, half as much again is expected to come."""
+        left = self.weights.copy()
+        if generated >= 1:
+            left[: _bucket(int(generated)) + 1] = 0.0
+        total = _quantile(left, q) if left.any() else generated * 1.5
+        return max(1.0, min(self.cap, total) - generated)
+
+
+class TaskHistogram:
+    """The LengthPredictor of the first kind.
+
+    Args:
+        initial_len: length assumed before anything has finished, tokens; counts as one observation.
+        decay: factor on old counts per new observation.
+        max_tasks: bound on the number of tasks remembered.
+        use_max_tokens: never predict above a request's max_tokens.
+    """
+
+    def __init__(
+        self,
+        initial_len: int = 256,
+        decay: float = 0.995,
+        max_tasks: int = 1000,
+        use_max_tokens: bool = True,
+    ) -> None:
+        self._decay = decay
+        self._max_tasks = max_tasks
+        self._use_max_tokens = use_max_tokens
+        self._tasks: dict[str, _Histogram] = {}
+        self._all = _Histogram()
+        self._all.counts[_bucket(initial_len)] = 0.5
+
+    def predict(self, info: RequestInfo) -> HistogramDistribution:
+        """See LengthPredictor. A task's own lengths outweigh those of all tasks as they come in."""
+        weights = self._all.counts / self._all.counts.sum()
+        own = self._tasks.get(info.task or "")
+        if own is not None:
+            weights = own.counts + weights
+        cap = float(info.max_tokens) if info.max_tokens and self._use_max_tokens else math.inf
+        return HistogramDistribution(weights, cap)
+
+    def observe(self, info: RequestInfo, output_len: int) -> None:
+        """See LengthPredictor."""
+        if output_len < 1:
+            return
+        self._all.add(output_len, self._decay)
+        task = info.task or ""
+        if task not in self._tasks:
+            if len(self._tasks) >= self._max_tasks:
+                return
+            self._tasks[task] = _Histogram()
+        self._tasks[task].add(output_len, self._decay)
+
+
+def _bucket(length: int) -> int:
+    return min(BUCKETS - 1, max(0, math.ceil(math.log2(max(1, length)) * PER_OCTAVE) - 1))
+
+
+def _quantile(weights: npt.NDArray[np.float64], q: float) -> float:
+    cumulative = np.cumsum(weights)
+    index = int(np.searchsorted(cumulative, q * cumulative[-1]))
+    return float(EDGES[min(index, BUCKETS - 1)])

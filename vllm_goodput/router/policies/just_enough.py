@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""GoodServe's published rule: the weakest instance that still meets the deadline (arXiv 2605.16867)."""
+
+from __future__ import annotations
+
+from vllm_goodput.router.policies.base import Candidate, Policy, Query, fits
+from vllm_goodput.router.types import Decision, Dispatch, Reject
+
+
+class JustEnough(Policy):
+    """Weakest means slowest per output token; without any SLO, the weakest of all. None feasible: reject."""
+
+    name = "just_enough"
+
+    def decide(self, query: Query) -> Decision:
+        """See Policy."""
+        margin = self.config.margin
+        feasible = [
+            c
+            for c in query.candidates
+            if not c.prediction.known or fits(query.info, c.prediction, query.now_s, margin)
+        ]
+        if not feasible:
+            return Reject("infeasible", "no instance can meet the request's SLO")
+        chosen = max(feasible, key=_weakness)
+        return Dispatch(chosen.instance.name, chosen.prediction)
+
+
+def _weakness(candidate: Candidate) -> float:
+    return candidate.instance.speed.decode_step_s(1)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""What goes into the router and what comes out. Times in seconds on the caller's monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm_goodput.slo import SLO
+
+
+@dataclass(frozen=True)
+class RequestInfo:
+    """What is known of a request when it arrives.
+
+    Args:
+        request_id: unique while the request is open.
+        prompt_len: prompt tokens, exact or estimated.
+        arrival_s: when it arrived; SLOs count from here.
+        slo: objectives; metrics it leaves open are not asked for.
+        task, session: the caller's labels.
+        max_tokens: the request's own limit on output tokens.
+        model: model name asked for; None for any.
+        streaming: whether first-token times will be reported.
+        excluded: instances that must not be chosen (already tried).
+    """
+
+    request_id: str
+    prompt_len: int
+    arrival_s: float
+    slo: SLO = SLO()  # noqa: RUF009 (frozen)
+    task: str | None = None
+    session: str | None = None
+    max_tokens: int | None = None
+    model: str | None = None
+    streaming: bool = True
+    excluded: frozenset[str] = field(default=frozenset())
+
+    @property
+    def deadline_s(self) -> float:
+        """When the whole answer is due; inf without an e2el SLO."""
+        return self.arrival_s + self.slo.e2el_s
+
+    @property
+    def ttft_deadline_s(self) -> float:
+        """When the first token is due; inf without a ttft SLO."""
+        return self.arrival_s + self.slo.ttft_s
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted latency of a request on one instance: T = q + p·L_in + d(n)·L̂_out, seconds from now.
+
+    Args:
+        queue_s: q, wait before its own prefill starts.
+        prefill_s: p·L_in.
+        decode_s: d(n)·L̂_out.
+        tpot_s: d(n), time per output token.
+        output_len: L̂_out, tokens.
+        known: False when the instance has never been measured; the times are then guesses.
+    """
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    tpot_s: float
+    output_len: float
+    known: bool = True
+
+    @property
+    def ttft_s(self) -> float:
+        """Predicted time to first token."""
+        return self.queue_s + self.prefill_s
+
+    @property
+    def e2el_s(self) -> float:
+        """Predicted end-to-end latency from now."""
+        return self.ttft_s + self.decode_s
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Send the request to `instance`."""
+
+    instance: str
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Nothing fits now but something may later: ask again at `retry_at_s`."""
+
+    retry_at_s: float
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Do not serve the request; `reason` as in errors.RejectedError."""
+
+    reason: str
+    message: str
+    retry_after_s: float = 1.0
+
+
+Decision = Dispatch | Hold | Reject
