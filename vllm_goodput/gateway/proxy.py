@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""A generation request from arrival to answer: place it, relay it, try another instance if that is still possible."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+
+from aiohttp import web
+
+from vllm_goodput.config import GatewayConfig
+from vllm_goodput.errors import RejectedError, RequestError
+from vllm_goodput.gateway.intake import Intake, take
+from vllm_goodput.gateway.membership import Membership
+from vllm_goodput.gateway.metrics import GatewayMetrics
+from vllm_goodput.gateway.prompt_len import PromptLengths
+from vllm_goodput.gateway.relay import AttemptFailed, ClientGoneError, Outcome, Relay
+from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo, Router
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+
+
+class Proxy:
+    """Serves generation requests.
+
+    Args:
+        config: limits and default SLO.
+        router: decides; told of everything that happens.
+        membership: instances by name.
+        metrics: counters.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        router: Router,
+        membership: Membership,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._config = config
+        self._router = router
+        self._membership = membership
+        self._metrics = metrics
+        self._lengths = PromptLengths()
+        self._open = 0
+        self._held = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve one request; every end is counted once."""
+        arrival_s = time.monotonic()
+        info = None
+        outcome_name = "aborted"
+        self._open += 1
+        self._metrics.open.set(self._open)
+        try:
+            intake = await take(request, self._config.slo.slo, self._lengths, arrival_s)
+            info = intake.info
+            response, outcome = await self._serve(request, intake)
+            outcome_name = self._judge(intake, outcome)
+            return response
+        except RequestError as error:
+            outcome_name = "rejected" if isinstance(error, RejectedError) else "failed"
+            if isinstance(error, RejectedError):
+                self._metrics.rejected.labels(error.reason).inc()
+            return error_response(error)
+        except ClientGoneError:
+            return web.Response(status=499)  # nobody is left to read it
+        finally:
+            self._open -= 1
+            self._metrics.open.set(self._open)
+            task = self._metrics.slo.task_label(info.task if info else None)
+            self._metrics.slo.requests.labels(task, outcome_name).inc()
+
+    async def _serve(
+        self, request: web.Request, intake: Intake
+    ) -> tuple[web.StreamResponse, Outcome]:
+        if self._open > self._config.max_open_requests:
+            raise RejectedError("saturated", "too many requests are open at the gateway")
+        self._require_model(intake)
+        relay = Relay(request, intake, self._router)
+        info = intake.info
+        for _ in range(MAX_ATTEMPTS):
+            dispatch = await self._place(info)
+            member = self._membership.members[dispatch.instance]
+            try:
+                response, outcome = await relay.run(member.upstream, dispatch)
+            except AttemptFailed as failure:
+                log.warning("instance %s: %s", dispatch.instance, failure)
+                self._metrics.retries.labels(dispatch.instance).inc()
+                if failure.unreachable:
+                    self._membership.connection_failed(dispatch.instance)
+                info = replace(info, excluded=info.excluded | {dispatch.instance})
+                continue
+            self._observe(intake, dispatch, outcome)
+            return response, outcome
+        raise RequestError(
+            f"{MAX_ATTEMPTS} instances failed to answer", status=502, code="upstream_failed"
+        )
+
+    async def _place(self, info: RequestInfo) -> Dispatch:
+        """Ask the router until it dispatches or rejects."""
+        held = False
+        try:
+            while True:
+                now_s = time.monotonic()
+                decision = self._router.route(info, now_s)
+                if isinstance(decision, Dispatch):
+                    self._router.on_dispatched(info, decision, now_s)
+                    return decision
+                if isinstance(decision, Reject):
+                    raise RejectedError(decision.reason, decision.message, decision.retry_after_s)
+                if not held:
+                    self._hold()
+                    held = True
+                await self._sleep(decision, now_s)
+        finally:
+            if held:
+                self._held -= 1
+                self._metrics.held.set(self._held)
+
+    def _hold(self) -> None:
+        if self._held >= self._config.router.max_held:
+            raise RejectedError("saturated", "too many requests wait for capacity")
+        self._held += 1
+        self._metrics.held.set(self._held)
+
+    async def _sleep(self, hold: Hold, now_s: float) -> None:
+        await asyncio.sleep(max(0.001, hold.retry_at_s - now_s))
+
+    def _require_model(self, intake: Intake) -> None:
+        model = intake.info.model
+        states = self._router.instances.values()
+        if model is None or any(s.models is None or model in s.models for s in states):
+            return
+        raise RequestError(
+            f"no instance serves the model {model!r}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+    def _observe(self, intake: Intake, dispatch: Dispatch, outcome: Outcome) -> None:
+        if not outcome.complete:
+            return
+        if outcome.prompt_len is not None:
+            self._lengths.learn(intake.body, outcome.prompt_len)
+        arrival_s = intake.info.arrival_s
+        e2el_s = outcome.end_s - arrival_s
+        self._metrics.e2el.labels(dispatch.instance).observe(e2el_s)
+        self._metrics.ttft.labels(dispatch.instance).observe(
+            (outcome.first_s or outcome.end_s) - arrival_s
+        )
+        if dispatch.prediction.known and e2el_s > 0:
+            ratio = dispatch.prediction.e2el_s / e2el_s
+            self._metrics.error.labels(dispatch.instance).observe(ratio)
+
+    def _judge(self, intake: Intake, outcome: Outcome) -> str:
+        """Outcome label, and which objectives were missed."""
+        if not outcome.complete:
+            return "failed"
+        info = intake.info
+        first_s = outcome.first_s or outcome.end_s
+        steps = outcome.output_len - 1
+        measured = {
+            "ttft": first_s - info.arrival_s,
+            "tpot": (outcome.end_s - first_s) / steps if steps > 0 else 0.0,
+            "e2el": outcome.end_s - info.arrival_s,
+        }
+        late = [m for m, value in measured.items() if value > getattr(info.slo, f"{m}_s")]
+        task = self._metrics.slo.task_label(info.task)
+        for metric in late:
+            self._metrics.slo.missed.labels(task, metric).inc()
+        return "missed" if late else "met"
+
+
+def error_response(error: RequestError) -> web.Response:
+    """An OpenAI-shaped error answer."""
+    return web.json_response(error.body(), status=error.status, headers=error.headers)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""One attempt on one instance: send the request on, pass the answer through, report what happened to the router."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from vllm_goodput.errors import RequestError
+from vllm_goodput.gateway.intake import Intake
+from vllm_goodput.gateway.meter import StreamMeter, body_usage, usage_tokens
+from vllm_goodput.gateway.upstream import Upstream, response_headers
+from vllm_goodput.router import Dispatch, Router
+
+RETRY_STATUS = frozenset({429, 502, 503})
+CONNECTION_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+
+class AttemptFailed(Exception):
+    """The instance failed before the client got a byte; another may be tried.
+
+    Args:
+        unreachable: no connection could be made.
+    """
+
+    def __init__(self, message: str, unreachable: bool) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended; times are seconds on the event loop's clock."""
+
+    status: int = 0
+    complete: bool = False
+    first_s: float | None = None
+    end_s: float = 0.0
+    output_len: int = 0
+    prompt_len: int | None = None
+
+
+class Relay:
+    """Attempts of one request. The router has been told of the dispatch; here it is told of the end, exactly once."""
+
+    def __init__(self, request: web.Request, intake: Intake, router: Router) -> None:
+        self._request = request
+        self._intake = intake
+        self._router = router
+
+    async def run(
+        self, upstream: Upstream, dispatch: Dispatch
+    ) -> tuple[web.StreamResponse, Outcome]:
+        """Attempt the request on an instance.
+
+        Raises:
+            AttemptFailed: nothing has been sent to the client yet.
+        """
+        outcome = Outcome()
+        try:
+            response = await self._attempt(upstream, dispatch, outcome)
+        finally:
+            outcome.end_s = time.monotonic()
+            self._report(outcome)
+        return response, outcome
+
+    async def _attempt(
+        self, upstream: Upstream, dispatch: Dispatch, outcome: Outcome
+    ) -> web.StreamResponse:
+        request, intake = self._request, self._intake
+        headers = request.headers.items()
+        try:
+            opening = upstream.post(request.path_qs, intake.raw, headers, intake.request_id)
+            async with opening as answer:
+                outcome.status = answer.status
+                if answer.status in RETRY_STATUS:
+                    raise AttemptFailed(f"answered {answer.status}", unreachable=False)
+                own = self._own_headers(dispatch)
+                if answer.content_type == "text/event-stream":
+                    return await self._stream(answer, own, outcome)
+                return await self._whole(answer, own, outcome)
+        except CONNECTION_ERRORS as error:
+            unreachable = isinstance(error, aiohttp.ClientConnectorError)
+            raise AttemptFailed(f"{type(error).__name__}: {error}", unreachable) from None
+
+    async def _whole(
+        self, answer: aiohttp.ClientResponse, own: dict[str, str], outcome: Outcome
+    ) -> web.StreamResponse:
+        body = await answer.read()
+        headers = [*response_headers(answer.headers.items()), *own.items()]
+        response = web.Response(body=body, status=answer.status)
+        response.headers.clear()
+        for name, value in headers:
+            response.headers.add(name, value)
+        if answer.status < 400:
+            usage = body_usage(body)
+            outcome.output_len = usage_tokens(usage, "completion_tokens") or 1
+            outcome.prompt_len = usage_tokens(usage, "prompt_tokens")
+            outcome.complete = True
+        return response
+
+    async def _stream(
+        self, answer: aiohttp.ClientResponse, own: dict[str, str], outcome: Outcome
+    ) -> web.StreamResponse:
+        meter = StreamMeter()
+        chunk = (
+            await answer.content.readany()
+        )  # before the client gets a byte: may still be retried
+        response = web.StreamResponse(status=answer.status)
+        for name, value in (*response_headers(answer.headers.items()), *own.items()):
+            response.headers.add(name, value)
+        await _to_client(response.prepare(self._request))
+        try:
+            while chunk:
+                self._note(meter, chunk, outcome)
+                await _to_client(response.write(chunk))
+                chunk = await answer.content.readany()
+        except CONNECTION_ERRORS:
+            pass  # told to the client below
+        outcome.output_len, outcome.prompt_len = meter.output_len, meter.prompt_len
+        outcome.complete = meter.done and not meter.error
+        if not meter.done:
+            await _to_client(response.write(_CUT_SHORT))
+        await _to_client(response.write_eof())
+        return response
+
+    def _note(self, meter: StreamMeter, chunk: bytes, outcome: Outcome) -> None:
+        before = meter.events
+        meter.feed(chunk)
+        if meter.events == before:
+            return
+        now_s = time.monotonic()
+        request_id = self._intake.info.request_id
+        if outcome.first_s is None:
+            outcome.first_s = now_s
+            self._router.on_first_token(request_id, now_s)
+        self._router.on_progress(request_id, meter.events, now_s)
+
+    def _report(self, outcome: Outcome) -> None:
+        request_id = self._intake.info.request_id
+        if outcome.complete:
+            self._router.on_finished(request_id, outcome.output_len, outcome.end_s)
+        else:
+            self._router.on_failed(request_id, outcome.end_s)
+
+    def _own_headers(self, dispatch: Dispatch) -> dict[str, str]:
+        waited_s = time.monotonic() - self._intake.info.arrival_s
+        predicted_ms = (waited_s + dispatch.prediction.e2el_s) * 1e3
+        return {
+            "x-request-id": self._intake.request_id,
+            "x-goodput-instance": dispatch.instance,
+            "x-goodput-predicted-e2el-ms": f"{predicted_ms:.0f}",
+        }
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection; the upstream request is closed with it."""
+
+
+async def _to_client(sending: Awaitable[object]) -> None:
+    try:
+        await sending
+    except (ConnectionError, aiohttp.ClientConnectionError):
+        raise ClientGoneError from None
+
+
+_ERROR = RequestError(
+    "the instance ended the stream before it was complete", status=502, code="upstream_failed"
+)
+_CUT_SHORT = b"data: " + orjson.dumps(_ERROR.body()) + b"\n\n"

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""One vLLM instance as the gateway talks to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import aiohttp
+import orjson
+
+from vllm_goodput import envs
+from vllm_goodput.config import InstanceConfig
+from vllm_goodput.instance.auth import SECRET_HEADER
+
+# Headers that belong to one connection, or that the client library sets itself.
+HOP_HEADERS = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+        "accept-encoding",
+        "expect",
+    }
+)
+INTERNAL_HEADERS = "x-goodput-"
+PASSED_INTERNAL = frozenset({"x-goodput-task"})
+
+
+class UpstreamError(Exception):
+    """An instance did not answer as it should; the message says how."""
+
+
+class Upstream:
+    """Requests to one instance over the gateway's shared client session."""
+
+    def __init__(self, config: InstanceConfig, session: aiohttp.ClientSession) -> None:
+        self.name = config.name
+        self.url = config.url
+        self._api_key = config.api_key
+        self._session = session
+
+    def post(
+        self, path: str, raw: bytes, headers: Iterable[tuple[str, str]], request_id: str
+    ) -> Any:
+        """Send a client's request on, unchanged but for connection and internal headers."""
+        sent = [(k, v) for k, v in headers if _passes(k)]
+        sent.append(("x-request-id", request_id))
+        if self._api_key is not None:
+            sent = [(k, v) for k, v in sent if k.lower() != "authorization"]
+            sent.append(("Authorization", f"Bearer {self._api_key}"))
+        return self._session.post(f"{self.url}{path}", data=raw, headers=sent)
+
+    async def healthy(self, timeout_s: float) -> bool:
+        """Whether /health answers 200 within the timeout."""
+        try:
+            async with self._get("/health", timeout_s) as response:
+                return bool(response.status == 200)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def models(self, timeout_s: float) -> list[str]:
+        """Names of the models it serves.
+
+        Raises:
+            UpstreamError: no usable answer.
+        """
+        data = (await self._json("/v1/models", timeout_s)).get("data")
+        if not isinstance(data, list):
+            raise UpstreamError("/v1/models has no data list")
+        return [str(m["id"]) for m in data if isinstance(m, dict) and "id" in m]
+
+    async def info(self, timeout_s: float) -> dict[str, Any] | None:
+        """The plugin's /goodput/v1/info; None for a stock vLLM or without the pool's secret."""
+        secret = envs.pool_secret()
+        if secret is None:
+            return None
+        try:
+            return await self._json("/goodput/v1/info", timeout_s, {SECRET_HEADER: secret})
+        except UpstreamError:
+            return None
+
+    async def complete(self, body: dict[str, Any], timeout_s: float) -> aiohttp.ClientResponse:
+        """Start a completion of the gateway's own, for speed probes."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        headers = {"Content-Type": "application/json", **self._auth()}
+        return await self._session.post(
+            f"{self.url}/v1/completions", data=orjson.dumps(body), headers=headers, timeout=timeout
+        )
+
+    async def _json(
+        self, path: str, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        try:
+            async with self._get(path, timeout_s, headers) as response:
+                raw = await response.read()
+                if response.status != 200:
+                    raise UpstreamError(f"{path} answered {response.status}")
+                data = orjson.loads(raw)
+        except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as error:
+            raise UpstreamError(f"{path}: {type(error).__name__}: {error}") from None
+        if not isinstance(data, dict):
+            raise UpstreamError(f"{path} answered no JSON object")
+        return data
+
+    def _get(self, path: str, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
+        return self._session.get(
+            f"{self.url}{path}",
+            headers={**self._auth(), **(headers or {})},
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+        )
+
+    def _auth(self) -> dict[str, str]:
+        return {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
+
+
+def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """An instance's headers as they are passed to the client."""
+    own = {"content-length", "date", "server", "x-request-id"}
+    return [(k, v) for k, v in headers if k.lower() not in HOP_HEADERS | own]
+
+
+def _passes(name: str) -> bool:
+    key = name.lower()
+    if key in HOP_HEADERS or key == "x-request-id":
+        return False
+    return not key.startswith(INTERNAL_HEADERS) or key in PASSED_INTERNAL
