@@ -22,10 +22,10 @@ WORDS = ("river", "stone", "cloud", "light", "table", "green", "seven", "paper",
 
 @dataclass(frozen=True)
 class Timing:
-    """One probe's measurement; seconds and tokens."""
+    """One probe's measurement: when it was sent, when each event came (seconds), and its lengths (tokens)."""
 
-    ttft_s: float
-    decode_s: float
+    sent_s: float
+    events_s: tuple[float, ...]
     prompt_len: int
     output_len: int
 
@@ -36,7 +36,7 @@ async def probe(upstream: Upstream, model: str, speed: SpeedEstimator, timeout_s
     Returns:
         Whether it answered. Instances that serve no completions simply stay unmeasured.
     """
-    rng = random.Random(upstream.name)
+    rng = random.Random()  # other prompts every time, lest a prefix cache speeds them up
     try:
         async with asyncio.timeout(timeout_s):
             if await _one(upstream, model, rng, SHORT_WORDS, 4, timeout_s) is None:  # warm-up
@@ -44,14 +44,11 @@ async def probe(upstream: Upstream, model: str, speed: SpeedEstimator, timeout_s
             for _ in range(2):
                 for words, output_len in ((SHORT_WORDS, 16), (LONG_WORDS, 4)):
                     timing = await _one(upstream, model, rng, words, output_len, timeout_s)
-                    _learn(speed, timing, 1, timing.prompt_len if timing else 0)
+                    _learn(speed, timing)
             tasks = [
-                _one(upstream, model, rng, SHORT_WORDS, 16, timeout_s) for _ in range(CONCURRENT)
+                _one(upstream, model, rng, SHORT_WORDS, 24, timeout_s) for _ in range(CONCURRENT)
             ]
-            timings = await asyncio.gather(*tasks)
-            together = sum(t.prompt_len for t in timings if t)
-            for timing in timings:
-                _learn(speed, timing, CONCURRENT, together)
+            _learn_together(speed, [t for t in await asyncio.gather(*tasks) if t])
     except (TimeoutError, aiohttp.ClientError, OSError):
         pass
     return speed.known
@@ -76,8 +73,7 @@ async def _one(
     }
     started_s = time.monotonic()
     meter = StreamMeter()
-    first_s: float | None = None
-    last_s = started_s
+    events_s: list[float] = []
     async with await upstream.complete(body, timeout_s) as response:
         if response.status != 200:
             return None
@@ -85,18 +81,33 @@ async def _one(
             before = meter.events
             meter.feed(chunk)
             if meter.events > before:
-                last_s = time.monotonic()
-                first_s = first_s or last_s
-    if first_s is None or not meter.done or meter.error:
+                events_s.append(time.monotonic())
+    if not events_s or not meter.done or meter.error:
         return None
     prompt_len = meter.prompt_len or words
-    return Timing(first_s - started_s, last_s - first_s, prompt_len, meter.output_len)
+    return Timing(started_s, tuple(events_s), prompt_len, meter.output_len)
 
 
-def _learn(speed: SpeedEstimator, timing: Timing | None, sequences: int, prefill: int) -> None:
+def _learn(speed: SpeedEstimator, timing: Timing | None) -> None:
+    """A probe that ran alone."""
     if timing is None:
         return
-    speed.add(Sample(timing.ttft_s, 1.0, prefill, 0.0, 0.0))
+    first_s, last_s = timing.events_s[0], timing.events_s[-1]
+    speed.add(Sample(first_s - timing.sent_s, 1.0, timing.prompt_len, 0.0, 0.0))
     steps = timing.output_len - 1
     if steps > 0:
-        speed.add(Sample(timing.decode_s, 0.0, 0.0, steps, steps * sequences))
+        speed.add(Sample(last_s - first_s, 0.0, 0.0, steps, steps))
+
+
+def _learn_together(speed: SpeedEstimator, timings: list[Timing]) -> None:
+    """Probes that ran at once: only the span in which all of them were decoding counts."""
+    if len(timings) < 2:
+        return
+    start_s = max(t.events_s[0] for t in timings)
+    end_s = min(t.events_s[-1] for t in timings)
+    for timing in timings:
+        inside = [at_s for at_s in timing.events_s if start_s <= at_s <= end_s]
+        steps = len(inside) - 1
+        if steps > 0:
+            span_s = inside[-1] - inside[0]
+            speed.add(Sample(span_s, 0.0, 0.0, steps, steps * len(timings)))

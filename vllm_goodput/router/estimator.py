@@ -2,13 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
 """Speed of one instance as a black box, from response timings alone.
 
-Recursive least squares with forgetting on the model
+Regularised least squares with forgetting and non-negative coefficients on the model
 
     time = o + p·(prompt tokens to prefill) + d0·(decode steps) + d1·(decode steps x sequences in the batch)
 
 so that d(n) = d0 + d1·n. A streamed response gives two equations (to the first token; from the first to the last), a
 plain one their sum. Each is weighted by 1/time, which fits relative errors; a residual far outside the usual is
-clipped. Source: DESIGN of GoodServe (arXiv 2605.16867) for q, p, d as a black box; the regression is ours.
+clipped, unless several in a row say that the speed has changed. That q, p and d come from outside the instance is
+GoodServe's (arXiv 2605.16867); the regression is ours.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
 
-# Starting point and scale of each parameter: o [s], p [s/token], d0 [s/step], d1 [s/step/sequence].
+# Starting point and unit of each parameter: o [s], p [s/token], d0 [s/step], d1 [s/step/sequence].
 PRIOR = np.array([0.02, 1e-4, 0.02, 5e-4])
-FORGETTING = 0.98
-PRIOR_STD = 5.0  # relative to PRIOR
+PRIOR_STD = 30.0  # how far off the prior may be, relative to itself
 NOISE = 0.1  # expected relative error of one equation
-MAX_STD = 50.0  # bound on the covariance's growth when inputs do not vary
+FORGETTING = 0.98
+FORGET_ON_CHANGE = 1e-4  # weight left to what was learned before a change of speed
 CLIP = 4.0  # residuals beyond this many mean absolute residuals are clipped
-CHANGE_STREAK = 4  # so many clipped residuals of one sign in a row mean a change of speed
 SETTLED = 8  # samples before anything is clipped
+CHANGE_STREAK = 4  # so many clipped residuals of one sign in a row mean a change of speed
 MIN_TIME_S = 1e-3
 
 
@@ -47,9 +48,10 @@ class SpeedEstimator:
     """Estimates o, p, d0, d1 of one instance."""
 
     def __init__(self) -> None:
-        # Parameters are kept in units of PRIOR, so that one covariance scale fits all four.
-        self._theta = np.ones(4)
-        self._cov = np.eye(4) * PRIOR_STD**2
+        self._theta = np.ones(4)  # in units of PRIOR
+        self._center = np.ones(4)  # what the ridge pulls towards
+        self._gram = np.zeros((4, 4))
+        self._moment = np.zeros(4)
         self._mean_abs_residual = 0.1
         self._streak = 0
         self.samples = 0
@@ -67,12 +69,11 @@ class SpeedEstimator:
         if sample.time_s < MIN_TIME_S or not amounts.any():
             return
         x: Vector = amounts * PRIOR / sample.time_s
-        residual = self._clipped(1.0 - float(x @ self._theta))
-        spread = self._cov @ x
-        gain = spread / (FORGETTING * NOISE**2 + float(x @ spread))
-        self._theta = np.maximum(self._theta + gain * residual, 0.0)
-        self._cov = (self._cov - np.outer(gain, spread)) / FORGETTING
-        self._bound_covariance()
+        fitted = float(x @ self._theta)
+        target = fitted + self._clipped(1.0 - fitted)
+        self._gram = FORGETTING * self._gram + np.outer(x, x) / NOISE**2
+        self._moment = FORGETTING * self._moment + x * (target / NOISE**2)
+        self._theta = self._solve()
         self.samples += 1
 
     def overhead_s(self) -> float:
@@ -87,29 +88,40 @@ class SpeedEstimator:
         """d(n): seconds per output token with n sequences in the batch."""
         return max(1e-5, float(self._theta[2] * PRIOR[2] + self._theta[3] * PRIOR[3] * sequences))
 
+    def _solve(self) -> Vector:
+        """Least squares with a ridge towards the prior; coefficients that come out negative are set to 0."""
+        ridge = 1.0 / (PRIOR_STD * self._center) ** 2
+        gram = self._gram + np.diag(ridge)
+        moment = self._moment + ridge * self._center
+        free = np.ones(4, dtype=bool)
+        theta = np.zeros(4)
+        while free.any():
+            theta[:] = 0.0
+            theta[free] = np.linalg.solve(gram[np.ix_(free, free)], moment[free])
+            if (theta >= 0.0).all():
+                break
+            free[int(np.argmin(theta))] = False
+        return theta
+
     def _clipped(self, residual: float) -> float:
         """Limit a residual far outside the usual, unless several in a row say that the speed has changed."""
+        if self.samples < SETTLED:
+            return residual
         bound = min(0.5, CLIP * max(0.05, self._mean_abs_residual))
         outside = 0 if abs(residual) <= bound else (1 if residual > 0 else -1)
         self._streak = self._streak + outside if outside * self._streak >= 0 and outside else 0
         if abs(self._streak) >= CHANGE_STREAK:
-            self._streak = 0
             self._forget()
-        if self.samples < SETTLED:
             return residual
         clipped = min(bound, max(-bound, residual))
         self._mean_abs_residual += 0.1 * (abs(clipped) - self._mean_abs_residual)
         return clipped
 
     def _forget(self) -> None:
-        """Start over from the present values: the instance has become faster or slower."""
-        self._cov = np.diag((PRIOR_STD * np.maximum(self._theta, 1.0)) ** 2)
+        """The instance has become faster or slower: let new samples outweigh the old at once."""
+        self._center = np.maximum(self._theta, 0.1)
+        self._gram *= FORGET_ON_CHANGE
+        self._moment *= FORGET_ON_CHANGE
         self._mean_abs_residual = 0.1
+        self._streak = 0
         self.samples = 1
-
-    def _bound_covariance(self) -> None:
-        self._cov = (self._cov + self._cov.T) / 2
-        bound = (MAX_STD * max(1.0, float(self._theta.max()))) ** 2
-        largest = float(np.max(np.diag(self._cov)))
-        if largest > bound:
-            self._cov *= bound / largest

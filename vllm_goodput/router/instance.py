@@ -52,7 +52,7 @@ class _Mark:
 
     at_s: float
     sequence_seconds: float
-    prompt_tokens: float
+    prefilled: float
 
 
 @dataclass
@@ -120,7 +120,7 @@ class InstanceState:
         booking = self.bookings[request_id]
         self._advance(now_s)
         booking.first_token_s = now_s
-        booking.first_mark = self._mark(now_s)
+        booking.first_mark = _Mark(now_s, self._sequence_seconds, self._prefilled(now_s))
         if not booking.saturated:
             waited_s = now_s - booking.dispatched_s
             self.speed.add(Sample(waited_s, 1.0, booking.queued_prefill, 0.0, 0.0))
@@ -140,7 +140,7 @@ class InstanceState:
     def _decode_sample(self, start: _Mark, steps: int, now_s: float) -> Sample:
         time_s = max(1e-9, now_s - start.at_s)
         sequences = (self._sequence_seconds - start.sequence_seconds) / time_s
-        others_prefill = self.prompt_tokens - start.prompt_tokens
+        others_prefill = max(0.0, self._prefilled(now_s) - start.prefilled)
         return Sample(time_s, 0.0, others_prefill, steps, steps * max(1.0, sequences))
 
     def _whole_sample(self, booking: Booking, output_len: int, now_s: float) -> Sample:
@@ -150,8 +150,9 @@ class InstanceState:
         steps = max(0, output_len - 1)
         return Sample(time_s, 1.0, prefill, steps, steps * sequences)
 
-    def _mark(self, now_s: float) -> _Mark:
-        return _Mark(now_s, self._sequence_seconds, self.prompt_tokens)
+    def _prefilled(self, now_s: float) -> float:
+        """Prompt tokens whose prefill is done, since the beginning."""
+        return self.prompt_tokens - self.queued_prefill(now_s)
 
     def _advance(self, now_s: float) -> None:
         """Bring the integral of running sequences over time up to now; called before every change."""
