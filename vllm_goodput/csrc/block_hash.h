@@ -11,9 +11,10 @@ namespace goodput {
 // One 64-bit step of the hash: fold `value` into `state` (splitmix64 finaliser).
 uint64_t mix(uint64_t state, uint64_t value);
 
-// Chained hashes of the full blocks of `items`: hash i covers items[0 .. (i+1)*block_size), so two sequences share
-// hash i exactly when they share that whole prefix (up to 64-bit collisions). A partial last block has no hash, as in
-// vLLM. `seed` separates kinds of keys (token IDs, text) and cache salts. Requires block_size > 0.
+// Chained hashes of the full blocks of `items`: hash i covers items[0 .. (i+1)*block_size), so two
+// sequences share hash i exactly when they share that whole prefix (up to 64-bit collisions). A
+// partial last block has no hash, as in vLLM. `seed` separates kinds of keys (token IDs, text) and
+// cache salts. Requires block_size > 0.
 template <typename T>
 std::vector<uint64_t> block_hashes(const T* items, std::size_t count, std::size_t block_size,
                                    uint64_t seed) {

@@ -48,6 +48,15 @@ class Policy(ABC):
         """Dispatch, hold or reject."""
 
 
+# An instance never measured takes at most this many requests until its first responses are in.
+MAX_UNMEASURED = 2
+
+
+def explorable(candidate: Candidate) -> bool:
+    """Whether an instance never measured may be tried with one more request."""
+    return not candidate.prediction.known and len(candidate.instance.bookings) < MAX_UNMEASURED
+
+
 def fits(info: RequestInfo, prediction: Prediction, now_s: float, margin: float) -> bool:
     """Whether predicted latencies, with the margin added, meet every objective of the request.
 

@@ -13,14 +13,12 @@ from __future__ import annotations
 import math
 
 from vllm_goodput.router.latency import alone_s, harms, next_finish_s
-from vllm_goodput.router.policies.base import Candidate, Policy, Query, fits
+from vllm_goodput.router.policies.base import Candidate, Policy, Query, explorable, fits
 from vllm_goodput.router.types import Decision, Dispatch, Hold, Reject
 
 URGENCY_WEIGHT = 0.1
 MIN_HOLD_S = 0.01
 MAX_HOLD_S = 0.5
-# An instance never measured takes at most this many requests until its first responses are in.
-MAX_UNKNOWN = 2
 
 
 class Goodput(Policy):
@@ -41,7 +39,7 @@ class Goodput(Policy):
 
     def _feasible(self, query: Query, candidate: Candidate) -> bool:
         if not candidate.prediction.known:
-            return len(candidate.instance.bookings) < MAX_UNKNOWN
+            return explorable(candidate)
         return fits(
             query.info, candidate.prediction, query.now_s, self.config.margin
         ) and not self._harms(query, candidate)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from vllm_goodput.router.policies.base import Candidate, Policy, Query, fits
+import math
+
+from vllm_goodput.router.policies.base import Candidate, Policy, Query, explorable, fits
 from vllm_goodput.router.types import Decision, Dispatch, Reject
 
 
@@ -19,7 +21,8 @@ class JustEnough(Policy):
         feasible = [
             c
             for c in query.candidates
-            if not c.prediction.known or fits(query.info, c.prediction, query.now_s, margin)
+            if explorable(c)
+            or (c.prediction.known and fits(query.info, c.prediction, query.now_s, margin))
         ]
         if not feasible:
             return Reject("infeasible", "no instance can meet the request's SLO")
@@ -28,4 +31,6 @@ class JustEnough(Policy):
 
 
 def _weakness(candidate: Candidate) -> float:
+    if not candidate.prediction.known:
+        return math.inf  # to be measured first
     return candidate.instance.speed.decode_step_s(1)

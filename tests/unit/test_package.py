@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""The package as a whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_importing_it_imports_neither_vllm_nor_torch():
+    code = (
+        "import sys, vllm_goodput, vllm_goodput.plugin, vllm_goodput.patches.registry; "
+        "print([m for m in ('vllm', 'torch', 'pydantic', 'aiohttp') if m in sys.modules])"
+    )
+    assert run(code) == "[]"
+
+
+def test_public_names_resolve():
+    assert (
+        run("import vllm_goodput as g; print(g.SLO(e2el_ms=5).e2el_s, callable(g.enable))")
+        == "0.005 True"
+    )
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    code = "import vllm_goodput\ntry: vllm_goodput.nope\nexcept AttributeError as e: print(e)"
+    assert "nope" in run(code)
+
+
+def test_kernels_and_patches_are_mapped_in():
+    assert run("import vllm_goodput.kernels, vllm_goodput.patches.base; print('ok')") == "ok"
