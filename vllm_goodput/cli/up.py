@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
-"""`vllm-goodput up`: run the instances and the gateway of a deployment.yaml until Ctrl-C."""
+"""`vllm-goodput up`: run the instances and the gateway of a deployment.yaml until Ctrl-C.
+
+GPUs are assigned by each instance's `env: {CUDA_VISIBLE_DEVICES: ...}`. Where the machine has none,
+instances get the settings that several vLLM CPU engines need side by side, unless set otherwise
+(see `deploy/machine.py`; `args: {enforce-eager: null}` leaves one out). `--dry-run` shows them.
+"""
 
 from __future__ import annotations
 
