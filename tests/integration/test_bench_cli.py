@@ -110,11 +110,17 @@ async def test_interrupt_writes_the_report(server, trace, tmp_path):
     assert b"Traceback" not in err
 
 
-async def test_every_request_failing_is_an_error(server, trace):
-    path = trace({"arrival_s": 0, "task": "http500"})
-    code, _, err = await bench("run", path, "--url", server.url)
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("http500", "HTTP 500: boom"),
+        ("vocabulary", "HTTP 400: Token id 994 is out of vocabulary; lower --vocab-size"),
+    ],
+)
+async def test_every_request_failing_is_an_error(server, trace, task, message):
+    code, _, err = await bench("run", trace({"arrival_s": 0, "task": task}), "--url", server.url)
     assert code == 1
-    assert "every request failed: HTTP 500: boom" in err
+    assert f"every request failed: {message}\n" in err
 
 
 async def test_unreachable_endpoint_is_one_line(trace):

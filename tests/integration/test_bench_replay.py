@@ -78,6 +78,9 @@ class FakeServer:
             error = {"error": {"message": "cannot be met", "code": behaviour}}
             headers = {"x-goodput-reject-reason": behaviour}
             return web.json_response(error, status=status, headers=headers)
+        if behaviour == "vocabulary":
+            error = {"error": {"message": "Token id 994 is out of vocabulary"}}
+            return web.json_response(error, status=400)
         if behaviour == "http500":
             return web.Response(status=500, text="boom")
         if behaviour == "hang":

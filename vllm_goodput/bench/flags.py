@@ -57,7 +57,12 @@ def _add_request_flags(group: Any) -> None:
     group.add_argument(
         "--vocab-size", type=int, default=1000, help="made-up prompts use token ids below this"
     )
-    group.add_argument("--seed", type=int, default=0, help="seed of made-up prompts")
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of made-up prompts; an engine that has seen a seed has its prompts in the prefix cache",
+    )
     group.add_argument(
         "--share-session-prefix",
         action=argparse.BooleanOptionalAction,

@@ -78,8 +78,9 @@ def _verdict(result: dict[str, Any]) -> int:
     """1 when every request failed, with the first error on standard error."""
     if result["failed"] < result["offered"]:
         return 0
-    errors = (row["error"] for row in result["requests"] if "error" in row)
-    print(f"vllm-goodput: error: every request failed: {next(errors, '-')}", file=sys.stderr)
+    error = next((row["error"] for row in result["requests"] if "error" in row), "-")
+    hint = "; lower --vocab-size" if "out of vocabulary" in error else ""
+    print(f"vllm-goodput: error: every request failed: {error}{hint}", file=sys.stderr)
     return 1
 
 
