@@ -13,8 +13,8 @@ import sys
 
 import pytest
 from rich.console import Console
-from test_bench_replay import FakeServer
 
+from tests.integration.test_bench_replay import FakeServer
 from vllm_goodput.bench import Record
 from vllm_goodput.bench.progress import ReplayProgress
 
