@@ -174,10 +174,12 @@ async def serve(config: PoolConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(build_app(config), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        build_app(config), handler_cancellation=True, access_log=None, shutdown_timeout=5.0
+    )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, shutdown_timeout=5.0, backlog=4096)
+        site = web.TCPSite(runner, config.host, config.port, backlog=4096)
         try:
             await site.start()
         except OSError as error:

@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 
 from vllm_goodput.router.policies.base import Candidate, Policy, Query, explorable, fits
-from vllm_goodput.router.types import Decision, Dispatch, Reject
+from vllm_goodput.router.types import Decision, Dispatch, Hold, Reject
+
+UNMEASURED_HOLD_S = 0.05  # while an instance's first responses are awaited
 
 
 class JustEnough(Policy):
@@ -25,6 +27,8 @@ class JustEnough(Policy):
             or (c.prediction.known and fits(query.info, c.prediction, query.now_s, margin))
         ]
         if not feasible:
+            if any(not c.prediction.known for c in query.candidates):
+                return Hold(query.now_s + UNMEASURED_HOLD_S)
             return Reject("infeasible", "no instance can meet the request's SLO")
         chosen = max(feasible, key=_weakness)
         return Dispatch(chosen.instance.name, chosen.prediction)
