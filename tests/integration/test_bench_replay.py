@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from vllm_goodput.bench import ReplayOptions, build_result, replay
-from vllm_goodput.bench.endpoint import preflight
+from vllm_goodput.bench.endpoint import preflight, server_notes
 from vllm_goodput.bench.row import TraceRow
 from vllm_goodput.errors import ConfigError
 from vllm_goodput.slo import SLO
@@ -38,7 +38,7 @@ class FakeServer:
     async def __aenter__(self):
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/goodput/v1/pool", self._pool)
+        app.router.add_get("/goodput/v1/notes", self._pool)
         app.router.add_post("/v1/completions", self._serve)
         app.router.add_post("/v1/chat/completions", self._serve)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -306,16 +306,19 @@ async def test_cancelling_the_replay_closes_its_connections(server):
             await asyncio.sleep(0.01)
 
 
-async def test_preflight_asks_for_model_and_notes(server):
+async def test_preflight_finds_the_model(server):
+    assert await preflight(ReplayOptions(url=server.url)) == "fake"
+
+
+async def test_notes_of_the_server(server):
     server.pool = {"notes": ["emulated devices: H100", 7]}
-    model, notes = await preflight(ReplayOptions(url=server.url))
-    assert (model, notes) == ("fake", ["emulated devices: H100"])
+    assert await server_notes(ReplayOptions(url=server.url)) == ["emulated devices: H100"]
 
 
 @pytest.mark.parametrize("pool", [None, [], {"notes": "text"}, {}])
-async def test_preflight_without_notes(server, pool):
+async def test_no_notes(server, pool):
     server.pool = pool
-    assert await preflight(ReplayOptions(url=server.url, model="m")) == ("m", [])
+    assert await server_notes(ReplayOptions(url=server.url)) == []
 
 
 async def test_preflight_errors(server):
@@ -325,7 +328,7 @@ async def test_preflight_errors(server):
     server.models_status = 401
     with pytest.raises(ConfigError, match="HTTP 401; set --api-key"):
         await preflight(ReplayOptions(url=server.url))
-    assert (await preflight(ReplayOptions(url=server.url, model="m")))[0] == "m"
+    assert (await preflight(ReplayOptions(url=server.url, model="m"))) == "m"
 
 
 async def test_unreachable_server():

@@ -14,7 +14,7 @@ from vllm_goodput.bench.options import ReplayOptions
 from vllm_goodput.errors import ConfigError
 
 PREFLIGHT_TIMEOUT_S = 30.0
-POOL_PATH = "/goodput/v1/pool"
+NOTES_PATH = "/goodput/v1/notes"
 
 
 async def resolve_model(http: aiohttp.ClientSession, options: ReplayOptions) -> str:
@@ -43,10 +43,18 @@ async def resolve_model(http: aiohttp.ClientSession, options: ReplayOptions) -> 
     return name
 
 
-async def pool_notes(http: aiohttp.ClientSession, options: ReplayOptions) -> list[str]:
-    """Notes of a goodput gateway on its pool ("emulated devices: ..."); none from any other server."""
+async def server_notes(options: ReplayOptions) -> list[str]:
+    """Notes of a goodput gateway or instance ("emulated ..."); none from any other server.
+
+    Asked after a run, so that they tell how valid the emulation was in it.
+    """
+    async with aiohttp.ClientSession() as http:
+        return await _notes(http, options)
+
+
+async def _notes(http: aiohttp.ClientSession, options: ReplayOptions) -> list[str]:
     try:
-        status, raw = await _get(http, options.base_url + POOL_PATH, options)
+        status, raw = await _get(http, options.base_url + NOTES_PATH, options)
         data = orjson.loads(raw) if status == 200 else {}
     except (aiohttp.ClientError, OSError, TimeoutError, orjson.JSONDecodeError):
         return []
@@ -54,14 +62,14 @@ async def pool_notes(http: aiohttp.ClientSession, options: ReplayOptions) -> lis
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
 
 
-async def preflight(options: ReplayOptions) -> tuple[str, list[str]]:
-    """The model and the pool's notes.
+async def preflight(options: ReplayOptions) -> str:
+    """The model's name, from a server that answers.
 
     Raises:
         ConfigError: as `resolve_model`.
     """
     async with aiohttp.ClientSession() as http:
-        return await resolve_model(http, options), await pool_notes(http, options)
+        return await resolve_model(http, options)
 
 
 async def _get(http: aiohttp.ClientSession, url: str, options: ReplayOptions) -> tuple[int, bytes]:

@@ -90,11 +90,10 @@ async def _replay(
     from dataclasses import replace
 
     from vllm_goodput.bench import build_result, replay, trace_duration_s, trace_sha256
-    from vllm_goodput.bench.endpoint import preflight
+    from vllm_goodput.bench.endpoint import preflight, server_notes
     from vllm_goodput.bench.progress import ReplayProgress
 
-    model, pool_notes = await preflight(options)
-    options = replace(options, model=model)
+    options = replace(options, model=await preflight(options))
     console = _console(stderr=True)
     _announce(console, rows, options)
     stop = _stop_on_interrupt()
@@ -109,7 +108,7 @@ async def _replay(
             "sha256": trace_sha256(args.trace),
             "rows": len(rows),
         },
-        notes=[*args.note, *pool_notes],
+        notes=[*args.note, *await server_notes(options)],
         interrupted=stop.is_set(),
         streamed=options.stream,
         exact_lengths=options.ignore_eos,

@@ -15,6 +15,7 @@ from vllm_goodput.compat import vllm_version
 from vllm_goodput.errors import RequestError
 from vllm_goodput.instance.auth import SECRET_HEADER, require_pool
 from vllm_goodput.instance.metrics import InstanceMetrics
+from vllm_goodput.instance.notes import emulation_note
 from vllm_goodput.instance.slo_middleware import SLOMiddleware
 from vllm_goodput.plugin import active_config
 
@@ -49,6 +50,13 @@ async def info(request: Request) -> JSONResponse:
         return JSONResponse(error.body(), error.status, error.headers)
     engine = request.app.state.goodput_engine
     return JSONResponse(await _info(engine))
+
+
+@router.get("/goodput/v1/notes")
+async def notes(request: Request) -> JSONResponse:
+    """What every report of measurements made here must say; open to all."""
+    note = emulation_note("instance", await _info(request.app.state.goodput_engine))
+    return JSONResponse({"notes": [] if note is None else [note]})
 
 
 async def _info(engine: Any) -> dict[str, Any]:
