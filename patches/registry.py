@@ -14,7 +14,12 @@ from importlib import import_module
 from vllm_goodput.patches.base import Patch
 
 FLAGS = ("frontend.add_cli_args", "frontend.from_cli_args")
-ENABLED = ("frontend.endpoint_plugins", "engine.step_padding", "engine.stats_utility")
+ENABLED = (
+    "frontend.endpoint_plugins",
+    "engine.step_padding",
+    "engine.emulated_wait",
+    "engine.stats_utility",
+)
 
 
 def load(name: str) -> Patch:

@@ -263,6 +263,7 @@ class Deployment:
 
     def _launch(self, spec: ProcessSpec, children: dict[str, Child]) -> Child:
         status = self._statuses.setdefault(spec.name, Status(spec.name, spec.device))
+        status.device = spec.device  # another gateway may have run under this name
         status.enter("starting")
         children[spec.name] = child = Child.start(spec, self._environ, self._reporter.problem)
         self._guardian.watch(child.pid)
