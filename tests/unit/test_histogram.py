@@ -67,7 +67,22 @@ def test_remaining_length_is_that_of_longer_requests_only():
     distribution = predictor.predict(request("t"))
     assert distribution.remaining(0, 0.5) == pytest.approx(10, rel=0.1)
     assert distribution.remaining(50, 0.5) == pytest.approx(950, rel=0.1)
-    assert distribution.remaining(5000, 0.5) == pytest.approx(2500)
+    assert distribution.remaining(2**22, 0.5) == pytest.approx(2**21)
+
+
+@given(st.lists(st.integers(1, 2**22), min_size=1, max_size=50), st.floats(0, 1e7))
+def test_cdf_and_quantile_agree(lengths, length):
+    distribution = trained(lengths).predict(request("t"))
+    assert 0 <= distribution.cdf(length) <= 1
+    assert distribution.cdf(length) <= distribution.cdf(length * 1.5) + 1e-9
+    for q in (0.1, 0.5, 0.9):
+        assert distribution.cdf(distribution.quantile(q)) >= q - 1e-9
+
+
+def test_cdf_respects_the_cap():
+    distribution = trained([1000] * 50).predict(request("t", max_tokens=30))
+    assert distribution.cdf(29) < 0.1
+    assert distribution.cdf(30) == 1.0
 
 
 @given(st.lists(st.integers(1, 2**22), min_size=1, max_size=50), st.floats(0, 3e6))

@@ -26,8 +26,16 @@ def teach(router, name, token_s, overhead_s=0.01):
         speed.add(Sample(token_s * 100, 0, 0, 100, 100 * (1 + i % 8)))
 
 
+def expecting(output_len, policy="goodput", **settings):
+    """A router that has seen many outputs of one length."""
+    router = Router(RouterConfig(policy=policy, **settings))
+    for _ in range(1000):
+        router.predictor.observe(request(), output_len)
+    return router
+
+
 def make(policy, lengths=100, limit=8, **settings):
-    router = Router(RouterConfig(policy=policy, initial_output_len=lengths, **settings))
+    router = expecting(lengths, policy=policy, **settings)
     for name, token_s in (("fast", FAST), ("slow", SLOW)):
         router.add_instance(name, limit)
         teach(router, name, token_s)
@@ -111,7 +119,7 @@ def test_goodput_holds_what_only_load_prevents_and_rejects_it_when_too_late():
 
 def test_goodput_impact_check_protects_accepted_requests():
     """A second request would fit by itself but slow the first past its deadline."""
-    router = Router(RouterConfig(policy="goodput", initial_output_len=100))
+    router = expecting(100)
     router.add_instance("one", 8)
     speed = router.instances["one"].speed
     for i in range(40):  # d(n) = 10 ms x n: every request slows the others
@@ -125,7 +133,7 @@ def test_goodput_impact_check_protects_accepted_requests():
 
 
 def test_goodput_impact_check_protects_tpot():
-    router = Router(RouterConfig(policy="goodput", initial_output_len=100))
+    router = expecting(100)
     router.add_instance("one", 8)
     speed = router.instances["one"].speed
     for i in range(40):

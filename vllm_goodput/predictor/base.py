@@ -17,6 +17,10 @@ class LengthDistribution(Protocol):
         """The q-quantile of the output length; non-decreasing in q, at least 1."""
         ...
 
+    def cdf(self, length: float) -> float:
+        """Probability that the output is at most `length` tokens; non-decreasing, in [0, 1]."""
+        ...
+
     def remaining(self, generated: float, q: float) -> float:
         """The q-quantile of the length still to come, given `generated` tokens so far; at least 1."""
         ...

@@ -17,6 +17,8 @@ from vllm_goodput.router.types import RequestInfo
 
 PER_OCTAVE = 8
 BUCKETS = 21 * PER_OCTAVE  # up to 2**21 tokens
+# Spread of the initial guess, in natural log of the length.
+INITIAL_LOG_SIGMA = 1.0
 # Upper edge of each bucket, tokens.
 EDGES = 2.0 ** (np.arange(1, BUCKETS + 1) / PER_OCTAVE)
 
@@ -41,6 +43,17 @@ class HistogramDistribution:
         """See LengthDistribution."""
         return min(self.cap, _quantile(self.weights, q))
 
+    def cdf(self, length: float) -> float:
+        """See LengthDistribution. Linear within a bucket, in log length."""
+        if length < 1:
+            return 0.0
+        if length >= self.cap:
+            return 1.0
+        position = min(math.log2(length) * PER_OCTAVE, float(BUCKETS))
+        full = int(position)
+        part = self.weights[full] * (position - full) if full < BUCKETS else 0.0
+        return float((self.weights[:full].sum() + part) / self.weights.sum())
+
     def remaining(self, generated: float, q: float) -> float:
         """See LengthDistribution. Beyond all lengths seen, half as much again is expected to come."""
         left = self.weights.copy()
@@ -54,7 +67,7 @@ class TaskHistogram:
     """The LengthPredictor of the first kind.
 
     Args:
-        initial_len: length assumed before anything has finished, tokens; counts as one observation.
+        initial_len: median assumed before anything has finished, tokens; counts as one observation.
         decay: factor on old counts per new observation.
         max_tasks: bound on the number of tasks remembered.
         use_max_tokens: never predict above a request's max_tokens.
@@ -72,7 +85,9 @@ class TaskHistogram:
         self._use_max_tokens = use_max_tokens
         self._tasks: dict[str, _Histogram] = {}
         self._all = _Histogram()
-        self._all.counts[_bucket(initial_len)] = 0.5
+        deviation = np.log(EDGES / initial_len) / INITIAL_LOG_SIGMA
+        initial = np.exp(-0.5 * deviation**2)
+        self._all.counts += initial / initial.sum()
 
     def predict(self, info: RequestInfo) -> HistogramDistribution:
         """See LengthPredictor. A task's own lengths outweigh those of all tasks as they come in."""

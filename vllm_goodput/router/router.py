@@ -71,9 +71,10 @@ class Router:
         usable = [i for i in self.instances.values() if _usable(i, info)]
         if not usable:
             return Reject("no-endpoints", "no healthy instance serves this request", 2.0)
-        output_len = length_of(self.predictor.predict(info), self.config.length_quantile)
+        lengths = self.predictor.predict(info)
+        output_len = length_of(lengths, self.config.length_quantile)
         candidates = [Candidate(i, self._predict(i, info, output_len, now_s)) for i in usable]
-        return self.policy.decide(Query(info, now_s, candidates))
+        return self.policy.decide(Query(info, lengths, now_s, candidates))
 
     def on_dispatched(self, info: RequestInfo, decision: Dispatch, now_s: float) -> None:
         """The request was sent to the decision's instance."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vllm_goodput.config import RouterConfig
+from vllm_goodput.predictor.base import LengthDistribution
 from vllm_goodput.router.instance import InstanceState
 from vllm_goodput.router.types import Decision, Prediction, RequestInfo
 
@@ -27,6 +28,7 @@ class Query:
     """One request to place, now."""
 
     info: RequestInfo
+    lengths: LengthDistribution
     now_s: float
     candidates: Sequence[Candidate]
 
