@@ -128,7 +128,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = common.parser(__doc__ or "")
     parser.add_argument("--duration-s", type=float, help="length of the trace, seconds")
-    parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=12.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="of the trace")
     parser.add_argument(
         "--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICY_ORDER), help="to run"
