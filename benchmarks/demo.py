@@ -48,10 +48,10 @@ DEPLOYMENT = ROOT / "examples" / "unequal-pool.yaml"
 POLICY_ORDER = ("round_robin", "weighted_least_request", "goodput")
 VOCAB_SIZE = 259
 # Clients give up after this long; no deadline of the trace is later.
-CLIENT_TIMEOUT_S = 90.0
+CLIENT_TIMEOUT_S = 60.0
 # Someone waits for the interactive tasks; the others run in the background.
 SLO_SCALE = {"text_to_sql": 2.5, "bash_agent": 2.5, "tool_calling": 2.5, "customer_service": 2.5}
-BACKGROUND_SLO_SCALE = 6.0
+BACKGROUND_SLO_SCALE = 4.0
 
 
 def make_trace(config: DeploymentConfig, args: argparse.Namespace) -> list[TraceRow]:
@@ -63,7 +63,7 @@ def make_trace(config: DeploymentConfig, args: argparse.Namespace) -> list[Trace
         args.rate,
         slo=slo,
         max_prompt_len=2000,
-        max_output_len=600,
+        max_output_len=250,
     )
 
 
@@ -110,7 +110,11 @@ async def measure(
 ) -> dict[str, Any]:
     """Replay the trace against a gateway."""
     options = ReplayOptions(
-        url=url, vocab_size=VOCAB_SIZE, seed=seed, timeout_s=CLIENT_TIMEOUT_S, extra_body={"temperature": 0}
+        url=url,
+        vocab_size=VOCAB_SIZE,
+        seed=seed,
+        timeout_s=CLIENT_TIMEOUT_S,
+        extra_body={"temperature": 0},
     )
     async with ReplayProgress(len(rows), console) as progress:
         records = await replay(rows, options, observer=progress)
@@ -128,7 +132,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = common.parser(__doc__ or "")
     parser.add_argument("--duration-s", type=float, help="length of the trace, seconds")
-    parser.add_argument("--rate", type=float, default=12.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=14.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="of the trace")
     parser.add_argument(
         "--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICY_ORDER), help="to run"
@@ -136,7 +140,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo", help="report directory")
     args = parser.parse_args(argv)
     if args.duration_s is None:
-        args.duration_s = 30.0 if args.quick else 105.0
+        args.duration_s = 30.0 if args.quick else 75.0
     return args
 
 

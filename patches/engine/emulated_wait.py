@@ -46,8 +46,8 @@ PATCH = Patch(
             _wrap,
         ),
     ),
-    why="vLLM's worker and engine processes spin on shared memory for a second after each message. Under emulation they "
-    "would burn a core each while steps are padded, and starve the other engines on the machine.",
+    why="vLLM's worker and engine processes spin on shared memory for a second after each message. Under emulation "
+    "they would burn a core each while steps are padded, and starve the other engines on the machine.",
     how="While emulation is on, spins for half a millisecond only, then waits for the notification in turns of 2 ms.",
     supported=">=0.32,<0.34",
     remove_when="vLLM makes the length of the spin a setting.",
