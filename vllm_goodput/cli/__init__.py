@@ -27,10 +27,27 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    args_list = list(sys.argv[1:] if argv is None else argv)
-    if args_list[:1] == ["serve"]:  # its arguments are vLLM's, unknown to the parser below
-        return _guarded(lambda: int(import_module(f"{__name__}.serve").run(args_list[1:])))
-    parser = argparse.ArgumentParser(prog="vllm-goodput", description=__doc__.splitlines()[0])
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return _guarded(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["serve"]:  # its arguments are vLLM's, unknown to the parser below
+        return int(import_module(f"{__name__}.serve").run(arguments[1:]))
+    parser = _parser(arguments[0] if arguments else "")
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return int(import_module(f"{__name__}.{args.command}").run(args))
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """The whole parser; only the chosen subcommand's module is imported."""
+    parser = argparse.ArgumentParser(
+        prog="vllm-goodput",
+        description="More requests per second that meet their deadlines, on vLLM.",
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
@@ -40,13 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             description=text[0].upper() + text[1:] + ".",
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        if args_list[:1] == [name]:
+        if name == chosen:
             import_module(f"{__name__}.{name}").add_arguments(sub)
-    args = parser.parse_args(args_list)
-    if args.command is None:
-        parser.print_help()
-        return 2
-    return _guarded(lambda: int(import_module(f"{__name__}.{args.command}").run(args)))
+    return parser
 
 
 def _guarded(run: Callable[[], int]) -> int:

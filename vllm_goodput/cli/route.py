@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
+
+import uvloop
 
 from vllm_goodput.config import PoolConfig, load_yaml, validate
 from vllm_goodput.gateway.app import serve
@@ -36,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    asyncio.set_event_loop_policy(_uvloop_policy())
-    asyncio.run(serve(config_from_args(args)))
+    uvloop.run(serve(config_from_args(args)))
     return 0
 
 
@@ -53,10 +53,3 @@ def config_from_args(args: argparse.Namespace) -> PoolConfig:
     if "policy" in given:
         data["router"] = {**data["router"], "policy": given["policy"]}
     return validate(data, PoolConfig, "command line")
-
-
-def _uvloop_policy() -> asyncio.AbstractEventLoopPolicy:
-    import uvloop
-
-    policy: asyncio.AbstractEventLoopPolicy = uvloop.EventLoopPolicy()
-    return policy

@@ -43,6 +43,13 @@ class Member:
         }
 
 
+def _limit(info: dict[str, Any] | None) -> int | None:
+    """Concurrent sequences of an instance over all its data-parallel ranks; None where it does not tell."""
+    if not info or "max_num_seqs" not in info:
+        return None
+    return int(info["max_num_seqs"]) * int(info.get("data_parallel_size", 1))
+
+
 class Membership:
     """Joins and watches every instance; one task per instance.
 
@@ -117,7 +124,7 @@ class Membership:
             member.attempted.set()
             return
         member.info = await member.upstream.info(timeout_s)
-        limit = member.config.max_num_seqs or (member.info or {}).get("max_num_seqs")
+        limit = member.config.max_num_seqs or _limit(member.info)
         state = self._router.add_instance(name, limit, member.models, healthy=False)
         if self._config.probe.enabled and not state.speed.known and member.models:
             await probe(

@@ -64,8 +64,9 @@ class Proxy:
             outcome_name = self._judge(intake, outcome)
             return response
         except RequestError as error:
-            outcome_name = "rejected" if isinstance(error, RejectedError) else "failed"
+            outcome_name = _error_outcome(error.status)
             if isinstance(error, RejectedError):
+                outcome_name = "rejected"
                 self._metrics.rejected.labels(error.reason).inc()
             return error_response(error)
         except ClientGoneError:
@@ -162,7 +163,7 @@ class Proxy:
     def _judge(self, intake: Intake, outcome: Outcome) -> str:
         """Outcome label, and which objectives were missed."""
         if not outcome.complete:
-            return "failed"
+            return _error_outcome(outcome.status)
         info = intake.info
         first_s = outcome.first_s or outcome.end_s
         steps = outcome.output_len - 1
@@ -176,6 +177,11 @@ class Proxy:
         for metric in late:
             self._metrics.slo.missed.labels(task, metric).inc()
         return "missed" if late else "met"
+
+
+def _error_outcome(status: int) -> str:
+    """The outcome label of a request that ended in an HTTP error, or in a broken stream (status 200)."""
+    return "invalid" if 400 <= status < 500 else "failed"
 
 
 def error_response(error: RequestError) -> web.Response:

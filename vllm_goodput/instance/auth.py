@@ -16,7 +16,11 @@ def is_pool(received: str | None, secret: str | None) -> bool:
     """Whether a caller knows the secret; never when none is set."""
     if not secret or received is None:
         return False
-    return hmac.compare_digest(received.encode(), secret.encode())
+    return hmac.compare_digest(_bytes(received), _bytes(secret))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")  # headers may hold any bytes
 
 
 def require_pool(received: str | None, what: str) -> None:

@@ -15,7 +15,7 @@ class InstanceMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.requests = Counter(
             "goodput_requests",
-            "Requests by outcome: met, missed (an SLO), failed, aborted (client left), rejected.",
+            "Requests by outcome: met, missed (an SLO), rejected, invalid (4xx), failed, aborted (client left).",
             ["task", "outcome"],
             registry=registry,
         )

@@ -46,8 +46,8 @@ class SLOMiddleware:
         try:
             request = self._parse(scope, raw)
         except RequestError as error:
-            if isinstance(error, RejectedError):
-                self.metrics.requests.labels("none", "rejected").inc()
+            outcome = "rejected" if isinstance(error, RejectedError) else "invalid"
+            self.metrics.requests.labels("none", outcome).inc()
             await _answer(send, error)
             return
         watch = _Watch(started_s)
@@ -76,7 +76,7 @@ class SLOMiddleware:
         if not watch.complete:
             outcome = "aborted"
         elif watch.status >= 400:
-            outcome = "failed"
+            outcome = "invalid" if watch.status < 500 else "failed"
         else:
             late = watch.missed(request.slo)
             for metric in late:

@@ -29,6 +29,8 @@ CHANCE_TOLERANCE = 0.03
 # A request is held only while some idle instance would give it this chance.
 FAIR_CHANCE = 0.3
 MIN_HOLD_S, MAX_HOLD_S = 0.01, 0.25
+# A request without a deadline is held this long at most, seconds; then it goes where it harms least.
+MAX_OPEN_WAIT_S = 10.0
 # Quantile of the remaining lengths of booked requests in the impact check.
 IMPACT_QUANTILE = 0.5
 SIZE_DECAY = 0.98
@@ -45,7 +47,7 @@ class Goodput(Policy):
 
     def decide(self, query: Query) -> Decision:
         """See Policy."""
-        if not query.info.slo:
+        if not query.info.slo or _waited_enough(query):
             return self._best_effort(query)
         worthy = [(chance, c) for c in query.candidates if (chance := self._worth(query, c)) > 0]
         safe = [(chance, c) for chance, c in worthy if not _harms(query, c)]
@@ -84,6 +86,13 @@ class Goodput(Policy):
             return _harms(query, candidate), candidate.instance.occupancy
 
         return _dispatch(min(query.candidates, key=key))
+
+
+def _waited_enough(query: Query) -> bool:
+    """Whether a request that has only a TPOT objective, so nothing ends its wait, was held long enough."""
+    info = query.info
+    open_ended = math.isinf(info.deadline_s) and math.isinf(info.ttft_deadline_s)
+    return open_ended and query.now_s - info.arrival_s > MAX_OPEN_WAIT_S
 
 
 def _chance(query: Query, ttft_s: float, tpot_s: float) -> float:
