@@ -140,7 +140,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo", help="report directory")
     args = parser.parse_args(argv)
     if args.duration_s is None:
-        args.duration_s = 30.0 if args.quick else 75.0
+        args.duration_s = 30.0 if args.quick else 65.0
     return args
 
 
