@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import vllm_goodput
 
 
 def run(code: str) -> str:
@@ -31,6 +34,39 @@ def test_public_names_resolve():
 def test_an_unknown_name_is_an_attribute_error():
     code = "import vllm_goodput\ntry: vllm_goodput.nope\nexcept AttributeError as e: print(e)"
     assert "nope" in run(code)
+
+
+def modules():
+    root = Path(vllm_goodput.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(("vllm_goodput", *path.relative_to(root).with_suffix("").parts))
+        if not name.endswith("__main__"):
+            yield name.removesuffix(".__init__")
+
+
+def test_every_module_can_be_imported_first():
+    """No import order is needed: each module is imported in a process that has imported nothing of ours."""
+    code = """
+import os, sys
+import numpy, pydantic, aiohttp, fastapi, prometheus_client, rich.console, uvloop, yaml, orjson
+failed = []
+for name in sys.argv[1:]:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            __import__(name)
+        except BaseException as error:
+            print(name, repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        failed.append(name)
+sys.exit(bool(failed))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules()], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_kernels_and_patches_are_mapped_in():

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_goodput.router.types import RequestInfo
+if TYPE_CHECKING:
+    from vllm_goodput.router.types import RequestInfo
 
 PER_OCTAVE = 8
 BUCKETS = 21 * PER_OCTAVE  # up to 2**21 tokens
@@ -52,7 +54,7 @@ class HistogramDistribution:
         position = min(math.log2(length) * PER_OCTAVE, float(BUCKETS))
         full = int(position)
         part = self.weights[full] * (position - full) if full < BUCKETS else 0.0
-        return float((self.weights[:full].sum() + part) / self.weights.sum())
+        return min(1.0, float((self.weights[:full].sum() + part) / self.weights.sum()))
 
     def remaining(self, generated: float, q: float) -> float:
         """See LengthDistribution. Beyond all lengths seen, half as much again is expected to come."""
