@@ -117,8 +117,8 @@ def test_an_emulated_instance_takes_the_profiles_time(up):
 def test_the_router_has_learned_the_unequal_speeds(up):
     pool = json.loads(get(f"{up.gateway}/goodput/v1/pool", SECRET_HEADERS)[1])
     steps = {i["name"]: i["decode_step_ms"]["1"] for i in pool["instances"]}
-    assert steps["fast"] == pytest.approx(1.5 * 6.9, rel=0.6)
-    assert steps["slow"] == pytest.approx(36.4, rel=0.6)
+    assert steps["slow"] > 25  # 36 ms by its profile; a loaded machine can only make it slower
+    assert steps["slow"] > 1.5 * steps["fast"]
 
 
 @pytest.mark.parametrize("base", ["gateway", "fast"])

@@ -277,13 +277,13 @@ async def test_a_client_that_leaves_aborts_the_request_upstream(stream):
 
 
 async def test_a_client_that_leaves_while_held_frees_its_place():
-    engine = FakeVLLM(token_s=0.01)
+    engine = FakeVLLM(token_s=0.02)  # a request takes 1 s alone and 2 s behind another; 1.5 s are allowed
     settings = {"router": {"initial_output_len": 50, "max_held": 1}}
     async with pool(engine, **settings) as (session, gateway):
         for _ in range(3):
             await post(session, {**BODY, "max_tokens": 50, "stream": True})
         gateway.router.instances["i0"].max_num_seqs = 1
-        slo, body = {"x-slo-e2el-ms": "700"}, {**BODY, "max_tokens": 50}
+        slo, body = {"x-slo-e2el-ms": "1500"}, {**BODY, "max_tokens": 50}
         running = asyncio.create_task(post(session, body, slo))
         await until(lambda: engine.running == 1)
         held = asyncio.create_task(post(session, body, slo))
@@ -346,4 +346,4 @@ async def test_probes_measure_an_instance_before_it_takes_requests():
     async with pool(engine, probe={"enabled": True}) as (_, gateway):
         speed = gateway.router.instances["i0"].speed
         assert speed.known
-        assert speed.decode_step_s(1) == pytest.approx(0.006, rel=0.5)
+        assert 0.004 < speed.decode_step_s(1) < 0.05
