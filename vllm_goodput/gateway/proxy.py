@@ -23,6 +23,8 @@ from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo, Router
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
+# Held requests ask the router again at most once per this time and held request: 2,000 times a second in all.
+REASK_S = 0.0005
 
 
 class Proxy:
@@ -131,7 +133,7 @@ class Proxy:
         self._metrics.held.set(self._held)
 
     async def _sleep(self, hold: Hold, now_s: float) -> None:
-        await asyncio.sleep(max(0.001, hold.retry_at_s - now_s))
+        await asyncio.sleep(max(hold.retry_at_s - now_s, self._held * REASK_S))
 
     def _require_model(self, intake: Intake) -> None:
         model = intake.info.model
