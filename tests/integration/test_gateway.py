@@ -277,7 +277,9 @@ async def test_a_client_that_leaves_aborts_the_request_upstream(stream):
 
 
 async def test_a_client_that_leaves_while_held_frees_its_place():
-    engine = FakeVLLM(token_s=0.02)  # a request takes 1 s alone and 2 s behind another; 1.5 s are allowed
+    engine = FakeVLLM(
+        token_s=0.02
+    )  # a request takes 1 s alone and 2 s behind another; 1.5 s are allowed
     settings = {"router": {"initial_output_len": 50, "max_held": 1}}
     async with pool(engine, **settings) as (session, gateway):
         for _ in range(3):

@@ -117,6 +117,19 @@ def test_goodput_holds_what_only_load_prevents_and_rejects_it_when_too_late():
     assert dispatch(router, waiting, 1.0) == "fast"
 
 
+def test_requests_beyond_the_limit_wait_their_turn_in_the_prediction():
+    """Two sequences of 100 tokens x 10 ms at a time: the (2k + 1)-th request starts after k seconds."""
+    router = make("least_request", limit=2)
+    router.set_healthy("slow", False)
+    waits = []
+    for i in range(7):
+        decision = router.route(request(i), 0.0)
+        waits.append(decision.prediction.queue_s)
+        router.on_dispatched(request(i), decision, 0.0)
+    for i, wait_s in enumerate(waits):
+        assert wait_s == pytest.approx(i // 2 * 1.0, abs=0.25 * (1 + i // 2))
+
+
 def test_goodput_impact_check_protects_accepted_requests():
     """A second request would fit by itself but slow the first past its deadline."""
     router = expecting(100)

@@ -34,35 +34,56 @@ class _Histogram:
         self.counts[_bucket(length)] += 1.0
 
 
-@dataclass(frozen=True)
 class HistogramDistribution:
-    """A snapshot of bucket weights, capped at a length; satisfies LengthDistribution."""
+    """A snapshot of bucket weights, capped at a length; satisfies LengthDistribution.
 
-    weights: npt.NDArray[np.float64]
-    cap: float
+    Args:
+        weights: one per bucket, any positive sum.
+        cap: no output is longer, tokens.
+    """
+
+    __slots__ = ("_cap", "_cumulative")
+
+    def __init__(self, weights: npt.NDArray[np.float64], cap: float) -> None:
+        self._cumulative = np.cumsum(weights)
+        self._cap = cap
 
     def quantile(self, q: float) -> float:
         """See LengthDistribution."""
-        return min(self.cap, _quantile(self.weights, q))
+        return min(self._cap, self._length_at(q * self._total))
 
     def cdf(self, length: float) -> float:
         """See LengthDistribution. Linear within a bucket, in log length."""
         if length < 1:
             return 0.0
-        if length >= self.cap:
+        if length >= self._cap:
             return 1.0
         position = min(math.log2(length) * PER_OCTAVE, float(BUCKETS))
         full = int(position)
-        part = self.weights[full] * (position - full) if full < BUCKETS else 0.0
-        return min(1.0, float((self.weights[:full].sum() + part) / self.weights.sum()))
+        below = float(self._cumulative[full - 1]) if full else 0.0
+        part = 0.0
+        if full < BUCKETS:
+            part = (float(self._cumulative[full]) - below) * (position - full)
+        return min(1.0, (below + part) / self._total)
 
     def remaining(self, generated: float, q: float) -> float:
         """See LengthDistribution. Beyond all lengths seen, half as much again is expected to come."""
-        left = self.weights.copy()
-        if generated >= 1:
-            left[: _bucket(int(generated)) + 1] = 0.0
-        total = _quantile(left, q) if left.any() else generated * 1.5
-        return max(1.0, min(self.cap, total) - generated)
+        passed = float(self._cumulative[_bucket(int(generated))]) if generated >= 1 else 0.0
+        left = self._total - passed
+        # Sums of floats leave a rest where nothing is left.
+        total = (
+            self._length_at(passed + q * left) if left > 1e-12 * self._total else generated * 1.5
+        )
+        return max(1.0, min(self._cap, total) - generated)
+
+    @property
+    def _total(self) -> float:
+        return float(self._cumulative[-1])
+
+    def _length_at(self, weight: float) -> float:
+        """The length up to which the buckets hold this weight."""
+        index = int(self._cumulative.searchsorted(weight))
+        return float(EDGES[min(index, BUCKETS - 1)])
 
 
 class TaskHistogram:
@@ -115,9 +136,3 @@ class TaskHistogram:
 
 def _bucket(length: int) -> int:
     return min(BUCKETS - 1, max(0, math.ceil(math.log2(max(1, length)) * PER_OCTAVE) - 1))
-
-
-def _quantile(weights: npt.NDArray[np.float64], q: float) -> float:
-    cumulative = np.cumsum(weights)
-    index = int(np.searchsorted(cumulative, q * cumulative[-1]))
-    return float(EDGES[min(index, BUCKETS - 1)])

@@ -31,12 +31,22 @@ class Booking:
     first_token_s: float | None = None
     first_mark: _Mark | None = None
     tokens: int = 0
+    _whole: dict[float, float] = field(default_factory=dict)
 
     def prefilling(self, now_s: float) -> bool:
         """Whether its first token is still to come (guessed where nothing is streamed)."""
         if self.info.streaming:
             return self.first_token_s is None
         return now_s < self.dispatched_s + self.prediction.ttft_s
+
+    def remaining(self, now_s: float, quantile: float) -> float:
+        """Tokens still to generate, at a quantile."""
+        generated = self.generated(now_s)
+        if generated >= 1:
+            return self.lengths.remaining(generated, quantile)
+        if quantile not in self._whole:  # many wait in a long queue, and none of them changes
+            self._whole[quantile] = self.lengths.remaining(0, quantile)
+        return self._whole[quantile]
 
     def generated(self, now_s: float) -> float:
         """Tokens so far (guessed where nothing is streamed)."""

@@ -8,12 +8,16 @@ rate; n is the number of sequences once the request has joined.
 
 from __future__ import annotations
 
+import heapq
+
 from vllm_goodput.predictor.base import LengthDistribution
 from vllm_goodput.router.instance import Booking, InstanceState
 from vllm_goodput.router.types import Prediction, RequestInfo
 
 # At most this fraction of an instance's time is assumed to go to prefills of requests to come.
 MAX_PREFILL_SHARE = 0.6
+# For sums over many requests, whose errors cancel out.
+MEDIAN = 0.5
 
 
 def predict(
@@ -26,7 +30,7 @@ def predict(
     queue_s = (
         speed.overhead_s()
         + speed.prefill_token_s() * instance.queued_prefill(now_s)
-        + _slot_wait_s(instance, tpot_s, now_s, quantile)
+        + _slot_wait_s(instance, tpot_s, now_s)
     )
     return Prediction(
         queue_s=queue_s,
@@ -74,32 +78,30 @@ def _harmed(
         return True
     if slo.e2el_ms is None:
         return False
-    left = remaining_len(booking, now_s, quantile)
+    left = booking.remaining(now_s, quantile)
     slack_s = booking.info.deadline_s - now_s
     return left * before_s <= slack_s < left * after_s + stall_s
-
-
-def remaining_len(booking: Booking, now_s: float, quantile: float) -> float:
-    """Tokens a booked request has still to generate, at a quantile."""
-    return booking.lengths.remaining(booking.generated(now_s), quantile)
 
 
 def next_finish_s(instance: InstanceState, now_s: float, quantile: float) -> float:
     """When the next booked request is expected to finish; inf when none is booked."""
     tpot_s = instance.speed.decode_step_s(instance.running)
     return min(
-        (now_s + tpot_s * remaining_len(b, now_s, quantile) for b in instance.bookings.values()),
+        (now_s + tpot_s * b.remaining(now_s, quantile) for b in instance.bookings.values()),
         default=float("inf"),
     )
 
 
-def _slot_wait_s(instance: InstanceState, tpot_s: float, now_s: float, quantile: float) -> float:
-    """Wait until a sequence slot is free: the k-th finish, if k - 1 requests wait already."""
-    position = len(instance.bookings) - instance.limit + 1
-    if position <= 0:
+def _slot_wait_s(instance: InstanceState, tpot_s: float, now_s: float) -> float:
+    """Wait for a free sequence, first come first served: the oldest bookings run, the others queue behind them."""
+    if len(instance.bookings) < instance.limit:
         return 0.0
-    left = sorted(remaining_len(b, now_s, quantile) for b in instance.bookings.values())
-    return tpot_s * left[min(position, len(left)) - 1]
+    left = [b.remaining(now_s, MEDIAN) for b in instance.bookings.values()]
+    running = left[: instance.limit]
+    heapq.heapify(running)
+    for waiting in left[instance.limit :]:
+        heapq.heapreplace(running, running[0] + waiting)
+    return tpot_s * running[0]
 
 
 def length_of(lengths: LengthDistribution, quantile: float) -> float:
