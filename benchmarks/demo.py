@@ -63,7 +63,7 @@ def make_trace(config: DeploymentConfig, args: argparse.Namespace) -> list[Trace
         args.rate,
         slo=slo,
         max_prompt_len=2000,
-        max_output_len=250,
+        max_output_len=200,
     )
 
 
@@ -123,7 +123,10 @@ async def measure(
         trace_duration_s(rows),
         settings={"url": url, "seed": seed},
         trace={"name": "agentic_mix", "rows": len(rows)},
-        notes=await server_notes(options),
+        notes=[
+            f"clients give up after {CLIENT_TIMEOUT_S:g} s; such requests count as failed",
+            *await server_notes(options),
+        ],
         exact_lengths=True,
     )
 
@@ -132,7 +135,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = common.parser(__doc__ or "")
     parser.add_argument("--duration-s", type=float, help="length of the trace, seconds")
-    parser.add_argument("--rate", type=float, default=14.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=11.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="of the trace")
     parser.add_argument(
         "--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICY_ORDER), help="to run"

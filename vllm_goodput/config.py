@@ -45,14 +45,21 @@ def _name(value: str) -> str:
     return value
 
 
+def _printable(value: str) -> str:
+    if not value or not value.isprintable():
+        raise ValueError("must be printable and not empty")
+    return value
+
+
 def _url(value: str) -> str:
     try:
         parts = urlsplit(value)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")  # refuses empty and over-long labels
     except ValueError:
         valid = False
-    if not valid or parts.query or parts.fragment:
-        raise ValueError("must be a base URL such as http://10.0.0.1:8000")
+    if not valid or parts.query or parts.fragment or parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError("must be a base URL such as http://10.0.0.1:8000, without /v1")
     return value.rstrip("/")
 
 
@@ -122,7 +129,7 @@ class InstanceConfig(Model):
     url: Url
     # Concurrency limit of the engine (vLLM's --max-num-seqs); read from the instance when it runs the plugin.
     max_num_seqs: PositiveInt | None = None
-    api_key: str | None = Field(default=None, repr=False)
+    api_key: Annotated[str, AfterValidator(_printable)] | None = Field(default=None, repr=False)
 
 
 class HealthConfig(Model):
@@ -130,6 +137,8 @@ class HealthConfig(Model):
 
     interval_s: Positive = 2.0
     timeout_s: Positive = 5.0
+    # While an instance fails its checks, requests that get nothing from it for so long are ended or tried elsewhere.
+    stall_s: Positive = 10.0
 
 
 class ProbeConfig(Model):
@@ -236,7 +245,7 @@ def load_yaml(path: str | Path, model: type[AnyModel]) -> AnyModel:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
         data = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if data is None:
         data = {}
@@ -254,7 +263,10 @@ def validate(data: Any, model: type[AnyModel], source: str) -> AnyModel:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(source, e) for e in error.errors())) from None
+        errors = error.errors()
+        # A list of which an item is wrong counts as too short as well; only the item's error is true.
+        found = [e for e in errors if e["type"] != "too_short" or len(errors) == 1]
+        raise ConfigError("\n".join(_describe(source, e) for e in found)) from None
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
 

@@ -53,7 +53,20 @@ def enable(config: GoodputConfig | Mapping[str, Any] | str | Path | None = None)
     _publish_to_ray(os.environ)
     registry.apply(registry.FLAGS)
     registry.apply(registry.ENABLED)
+    _announce(resolved)
     return resolved
+
+
+def _announce(config: GoodputConfig) -> None:
+    import logging
+
+    slo = " ".join(f"{k.removesuffix('_ms')}:{v:g}" for k, v in config.slo.slo.as_dict().items())
+    emulate = (
+        f", emulating {config.emulate.profile} x{config.emulate.scale:g}" if config.emulate else ""
+    )
+    # Below vLLM's own logger, so that it looks and is configured like vLLM's lines.
+    log = logging.getLogger("vllm.plugins.goodput")
+    log.info("goodput plugin on: default SLO %s%s", slo or "none", emulate)
 
 
 def active_config() -> GoodputConfig | None:

@@ -20,7 +20,7 @@ class FakeVLLM:
         token_s: seconds per output token.
         model: name served.
         fault: None, or one of: refuse (503), crash (drops the connection at once), cut (drops it after two tokens),
-            error (an error event in the stream), 500, silent (never answers).
+            error (an error event in the stream), stall (falls silent after two tokens), 500, silent (never answers).
     """
 
     token_s: float = 0.002
@@ -85,7 +85,7 @@ class FakeVLLM:
             text = "x" * count
             return web.json_response(
                 {"id": "cmpl-1", "choices": [{"index": 0, "text": text}], "usage": usage},
-                headers={"x-from-engine": "yes"},
+                headers={"x-from-engine": "yes", "Set-Cookie": "session=first"},
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -95,6 +95,8 @@ class FakeVLLM:
                 assert request.transport is not None
                 request.transport.abort()
                 await asyncio.sleep(1)
+            if self.fault == "stall" and i == 2:
+                await asyncio.sleep(30)
             if self.fault == "error" and i == 2:
                 await response.write(b'data: {"error": {"message": "lost"}}\n\n')
                 break

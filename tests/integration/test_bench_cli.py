@@ -9,6 +9,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -220,3 +221,19 @@ async def progress_text(terminal):
 @pytest.mark.parametrize("terminal", [False, True])
 async def test_progress(terminal):
     assert "sent 3/4  done 1  met 1  rejected 0  failed 0" in await progress_text(terminal)
+
+
+def test_outputs_never_overwrite_an_input_or_each_other(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"arrival_s": 0, "prompt_len": 3, "output_len": 2}\n')
+    before = trace.read_text()
+    for flags in (["--json", str(trace)], ["--json", f"{trace}.o", "--html", f"{trace}.o"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "vllm_goodput.cli", "bench", "run", str(trace), *flags],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "also an input or another output" in done.stderr
+    assert trace.read_text() == before

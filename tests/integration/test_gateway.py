@@ -16,6 +16,7 @@ from tests.fakes.fake_vllm import FakeVLLM
 from vllm_goodput.config import PoolConfig
 from vllm_goodput.gateway.app import GATEWAY, build_app
 from vllm_goodput.instance.auth import SECRET_HEADER
+from vllm_goodput.router.estimator import Sample
 
 BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 5}
 
@@ -234,12 +235,96 @@ async def test_no_instance_at_all_is_503_with_retry_after():
 
 
 async def test_every_attempt_failing_ends_in_a_definite_error():
-    engines = [FakeVLLM(fault="refuse") for _ in range(4)]
+    engines = [FakeVLLM(fault="crash") for _ in range(4)]
     async with pool(*engines, router={"policy": "round_robin"}) as (session, gateway):
         status, _, body = await post(session)
         assert (status, json.loads(body)["error"]["code"]) == (502, "upstream_failed")
         assert sum(len(e.seen) for e in engines) == 3
         assert idle(gateway)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_when_all_are_busy_their_own_answer_is_passed_on(count):
+    async with pool(*(FakeVLLM(fault="refuse") for _ in range(count))) as (session, gateway):
+        status, _, body = await post(session)
+        assert (status, json.loads(body)) == (503, {"error": {"message": "busy"}})
+        assert idle(gateway)
+
+
+STALL = {"health": {"interval_s": 0.05, "timeout_s": 1.0, "stall_s": 0.3}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_on_an_instance_that_froze_is_tried_elsewhere(stream):
+    frozen, good = FakeVLLM(fault="silent"), FakeVLLM()
+    async with pool(frozen, good, router={"policy": "round_robin"}, **STALL) as (session, gateway):
+        task = asyncio.create_task(post(session, {**BODY, "stream": stream}))
+        await until(lambda: frozen.seen)
+        frozen.healthy = False
+        status, headers, _ = await task
+        assert (status, headers["x-goodput-instance"]) == (200, "i1")
+        assert idle(gateway)
+
+
+async def test_a_stream_that_froze_ends_with_an_error_event():
+    engine = FakeVLLM(fault="stall")
+    async with pool(engine, **STALL) as (session, gateway):
+        task = asyncio.create_task(post(session, {**BODY, "stream": True}))
+        await until(lambda: engine.running == 1)
+        engine.healthy = False
+        status, _, body = await task
+        assert status == 200
+        assert b"upstream_failed" in body
+        assert idle(gateway)
+
+
+async def test_cookies_of_one_client_do_not_reach_the_engine_with_another():
+    engine = FakeVLLM()
+    async with engine:
+        engine.url = engine.url.replace("127.0.0.1", "localhost")
+        instances = [{"name": "i0", "url": engine.url}]
+        config = PoolConfig.model_validate({"instances": instances, "probe": {"enabled": False}})
+        runner = web.AppRunner(build_app(config), shutdown_timeout=0.5)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession(url, cookie_jar=aiohttp.DummyCookieJar()) as session:
+            await until(lambda: runner.app[GATEWAY].membership.ready())
+            for _ in range(2):
+                assert (await post(session))[0] == 200
+        await runner.cleanup()
+    assert all("cookie" not in headers for headers, _ in engine.seen)
+
+
+async def test_a_plain_answers_prediction_is_the_one_made_at_dispatch():
+    async with pool(FakeVLLM(token_s=0.01)) as (session, _):
+        for _ in range(6):
+            body = {**BODY, "max_tokens": 30}
+            _, headers, _ = await post(session, body, {"x-goodput-task": "t"})
+        assert float(headers["x-goodput-predicted-e2el-ms"]) < 550  # 300 ms by itself
+
+
+async def test_rejections_of_idle_instances_lead_to_a_new_measurement(monkeypatch):
+    monkeypatch.setattr("vllm_goodput.gateway.membership.REMEASURE_S", 0.0)
+    engine = FakeVLLM(token_s=0.001)
+    async with pool(engine, probe={"enabled": True}) as (session, gateway):
+        speed = gateway.router.instances["i0"].speed
+        for _ in range(20):  # a wrong belief: half a second per token
+            speed.add(Sample(50.0, 0, 0, 100, 100))
+        slo = {"x-slo-e2el-ms": "1000"}
+        assert (await post(session, headers=slo))[0] == 422
+        await until(lambda: gateway.router.instances["i0"].speed is not speed)
+        assert (await post(session, headers=slo))[0] == 200
+
+
+@pytest.mark.parametrize("raw", [b"not gzip", b""])
+async def test_a_body_that_does_not_decompress_is_a_400(raw):
+    async with pool(FakeVLLM()) as (session, gateway):
+        headers = {"Content-Encoding": "gzip"}
+        async with session.post("/v1/completions", data=raw, headers=headers) as response:
+            assert response.status == 400
+        assert metric(gateway, "goodput_requests_total", task="none", outcome="invalid") == 1
 
 
 @pytest.mark.parametrize("fault", ["cut", "error"])

@@ -75,6 +75,16 @@ def test_outliers_do_not_move_it_much(device):
     assert_close(estimator, device, rel=0.3)
 
 
+def test_slow_first_tokens_do_not_change_the_speed_of_decoding():
+    """Learned from whole answers, o and d are coupled; a change of o alone must not push d to nothing."""
+    estimator = SpeedEstimator()
+    for _ in range(15):
+        estimator.add(Sample(0.010 + 0.003 * 50, 1, 20, 50, 50))
+    for _ in range(8):
+        estimator.add(Sample(0.170, 1, 20, 0, 0))
+    assert estimator.decode_step_s(1) == pytest.approx(0.003, rel=0.5)
+
+
 def test_coefficients_never_turn_negative():
     rng, estimator = random.Random(5), SpeedEstimator()
     for _ in range(500):

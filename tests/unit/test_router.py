@@ -262,6 +262,16 @@ def replay(policy):
     return log
 
 
+def test_timing_that_the_client_held_up_teaches_no_speed():
+    router = make("round_robin")
+    router.set_healthy("slow", False)
+    before = router.instances["fast"].speed.decode_step_s(1)
+    dispatch(router, request(0))
+    router.on_first_token("r0", 0.1)
+    router.on_finished("r0", 50, 500.0, timed=False)
+    assert router.instances["fast"].speed.decode_step_s(1) == pytest.approx(before, rel=0.05)
+
+
 def test_a_request_cannot_be_booked_twice():
     router = make("goodput")
     info = request(0)

@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from vllm_goodput.bench import flags
+from vllm_goodput.cli.limits import allow_many_connections
 from vllm_goodput.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def _run(args: argparse.Namespace) -> int:
     from vllm_goodput.bench import load_trace, print_result, write_html, write_json
     from vllm_goodput.bench.result import without_requests
 
-    _check_output_paths(args.json, args.html)
+    _check_output_paths(args.json, args.html, inputs=[args.trace])
     options, selection = _replay_options(args), _selection(args)
     rows = load_trace(args.trace, format=args.format, selection=selection)
-    _allow_many_connections()
+    allow_many_connections()
     result = _in_event_loop(_replay(args, rows, options))
     if args.html:
         write_html(result, args.html)
@@ -168,7 +168,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _compare(args: argparse.Namespace) -> int:
     from vllm_goodput.bench import compare, read_json, write_json
 
-    _check_output_paths(args.json, args.html)
+    _check_output_paths(args.json, args.html, inputs=args.results)
     results: dict[str, dict[str, Any]] = {}
     for path in args.results:
         name = Path(path).stem
@@ -284,19 +284,14 @@ def _json_object(text: str, flag: str) -> dict[str, Any]:
     return value
 
 
-def _check_output_paths(*paths: str | None) -> None:
-    """Fail before the run, not after it."""
+def _check_output_paths(*paths: str | None, inputs: list[str]) -> None:
+    """Fail before the run, not after it; never write over an input or another output."""
+    taken = {Path(path).resolve() for path in inputs}
     for path in paths:
         if path is None or path == "-":
             continue
+        if Path(path).resolve() in taken:
+            raise ConfigError(f"cannot write {path}: it is also an input or another output")
+        taken.add(Path(path).resolve())
         if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: not a file in an existing directory")
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit on open files: every request under way holds a connection."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

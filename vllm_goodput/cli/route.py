@@ -9,6 +9,7 @@ import logging
 
 import uvloop
 
+from vllm_goodput.cli.limits import allow_many_connections
 from vllm_goodput.config import PoolConfig, load_yaml, validate
 from vllm_goodput.gateway.app import serve
 from vllm_goodput.router.policies import POLICIES
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    allow_many_connections()
     uvloop.run(serve(config_from_args(args)))
     return 0
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_goodput.config import DeploymentConfig, load_yaml
+from vllm_goodput.emulation import load_profile
 from vllm_goodput.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ def _config(args: argparse.Namespace) -> DeploymentConfig:
         raise ConfigError(f"--start-timeout-s: must be more than 0, got {args.start_timeout_s}")
     if args.ready_file is not None and not args.ready_file.absolute().parent.is_dir():
         raise ConfigError(f"--ready-file: must be in an existing directory, got {args.ready_file}")
+    for instance in config.instances:
+        if instance.emulate is not None:
+            load_profile(
+                instance.emulate.profile
+            )  # an unknown one is better told now than by the engine
     changes = {"log_dir": args.log_dir, "start_timeout_s": args.start_timeout_s}
     return config.model_copy(update={k: v for k, v in changes.items() if v is not None})
 

@@ -106,9 +106,15 @@ def build_app(config: PoolConfig) -> web.Application:
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        # Idle connections are dropped before the instance does it (uvicorn: 5 s), lest a request meet a closing one.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
         async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, read_bufsize=2**18
+            connector=connector,
+            timeout=timeout,
+            auto_decompress=False,  # bytes are passed through; and none is asked to compress them
+            headers={"Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are no other's
+            read_bufsize=2**18,
         ) as session:
             gateway = Gateway(config, session)
             app[GATEWAY] = gateway

@@ -4,21 +4,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 
-from vllm_goodput.errors import BadRequestError
+from vllm_goodput.errors import BadRequestError, RequestError
 from vllm_goodput.gateway.prompt_len import PromptLengths
 from vllm_goodput.router import RequestInfo
 from vllm_goodput.slo import SLO, internal_fields, request_slo
 
 MAX_REQUEST_ID_LEN = 128
+BODY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,14 @@ class Intake:
     Args:
         raw: body bytes to send on.
         body: the same, decoded.
+        chat: whether it is a chat completion.
         info: for the router.
         request_id: the caller's or a new one; unlike info.request_id it need not be unique.
     """
 
     raw: bytes
     body: Mapping[str, Any]
+    chat: bool
     info: RequestInfo
     request_id: str
 
@@ -47,7 +53,8 @@ async def take(
         BadRequestError: the body or a field is malformed.
         RejectedError: its deadline has passed.
     """
-    raw = await request.read()
+    chat = request.path.endswith("/chat/completions")
+    raw = await _read(request)
     body = _decode(raw)
     slo = request_slo(request.headers.items(), body, default, time.time())
     if internal_fields(body):
@@ -55,16 +62,30 @@ async def take(
         raw = orjson.dumps(body)
     info = RequestInfo(
         request_id=uuid.uuid4().hex,
-        prompt_len=lengths.estimate(body),
+        prompt_len=lengths.estimate(body, chat),
         arrival_s=arrival_s,
         slo=slo.slo,
         task=slo.task,
         session=slo.session,
-        max_tokens=_max_tokens(body),
+        max_tokens=_max_tokens(body, chat),
         model=_model(body),
         streaming=body.get("stream") is True,
     )
-    return Intake(raw, body, info, _request_id(request, info.request_id))
+    return Intake(raw, body, chat, info, _request_id(request, info.request_id))
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        raise RequestError(
+            f"the body did not arrive within {BODY_TIMEOUT_S:g} s", status=408, code="body_timeout"
+        ) from None
+    except (web.RequestPayloadError, aiohttp.ClientPayloadError, ContentEncodingError) as error:
+        raise BadRequestError(
+            "body", f"readable ({error})", request.headers.get("Content-Encoding")
+        ) from None
 
 
 def _decode(raw: bytes) -> dict[str, Any]:
@@ -84,11 +105,12 @@ def _without_internal(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "vllm_xargs": xargs}
 
 
-def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    """The tightest limit stated; a malformed one is left to vLLM to refuse."""
-    values = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
-    limits = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0]
-    return min(limits, default=None)
+def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
+    """The limit that vLLM will apply; a malformed one is left to vLLM to refuse."""
+    names = ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",)
+    value = next((body[name] for name in names if body.get(name) is not None), None)
+    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if valid else None
 
 
 def _model(body: Mapping[str, Any]) -> str | None:

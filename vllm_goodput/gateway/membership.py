@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from vllm_goodput.config import GatewayConfig, InstanceConfig
 from vllm_goodput.gateway.probe import probe
 from vllm_goodput.gateway.upstream import Upstream, UpstreamError
 from vllm_goodput.router import Router
+from vllm_goodput.router.estimator import SpeedEstimator
 
 log = logging.getLogger(__name__)
 
 # Consecutive failed health checks before a silent instance is taken out; a refused connection does it at once.
 MAX_FAILED_CHECKS = 2
+# An idle instance whose estimate is in doubt is measured again at most this often, seconds.
+REMEASURE_S = 30.0
 
 
 class Member:
@@ -27,6 +31,7 @@ class Member:
         self.upstream = upstream
         self.models: list[str] = []
         self.info: dict[str, Any] | None = None
+        self.measured_s = 0.0
         self.state = "joining"  # joining | healthy | unhealthy
         self.attempted = (
             asyncio.Event()
@@ -64,6 +69,7 @@ class Membership:
         self._router = router
         self.members = {m.config.name: m for m in members}
         self._tasks: list[asyncio.Task[None]] = []
+        self._rejected_s = 0.0
 
     def start(self) -> None:
         """Begin joining and watching."""
@@ -81,6 +87,10 @@ class Membership:
     def connection_failed(self, name: str) -> None:
         """A request could not reach the instance: take it out until its health check succeeds."""
         self._set_state(self.members[name], "unhealthy")
+
+    def request_rejected(self) -> None:
+        """A request was rejected as infeasible; if instances idle, their estimates are in doubt."""
+        self._rejected_s = time.monotonic()
 
     def models(self) -> list[str]:
         """Names served by healthy instances, each once."""
@@ -107,6 +117,8 @@ class Membership:
         if await member.upstream.healthy(self._config.health.timeout_s):
             if member.state != "healthy":
                 await self._join(member)
+            elif self._doubtful(member):
+                await self._measure(member)
             return 0
         failed += 1
         if failed >= MAX_FAILED_CHECKS or member.state == "joining":
@@ -126,15 +138,31 @@ class Membership:
         member.info = await member.upstream.info(timeout_s)
         limit = member.config.max_num_seqs or _limit(member.info)
         state = self._router.add_instance(name, limit, member.models, healthy=False)
-        if self._config.probe.enabled and not state.speed.known and member.models:
-            await probe(
-                member.upstream, member.models[0], state.speed, self._config.probe.timeout_s
-            )
+        state.speed = SpeedEstimator()  # after an absence it may be another engine
+        await self._measure(member)
         self._set_state(member, "healthy")
         member.attempted.set()
 
+    async def _measure(self, member: Member) -> None:
+        """Learn an idle instance's speed afresh from a few requests of our own."""
+        member.measured_s = time.monotonic()
+        if not self._config.probe.enabled or not member.models:
+            return
+        speed = SpeedEstimator()
+        if await probe(member.upstream, member.models[0], speed, self._config.probe.timeout_s):
+            self._router.instances[member.config.name].speed = speed
+
+    def _doubtful(self, member: Member) -> bool:
+        """Whether requests were rejected since the instance was last measured, and it idles: its speed may be wrong."""
+        idle = not self._router.instances[member.config.name].bookings
+        old = time.monotonic() - member.measured_s > REMEASURE_S
+        return idle and old and self._rejected_s > member.measured_s
+
     def _set_state(self, member: Member, state: str) -> None:
         if member.state != state:
-            log.warning("instance %s is %s (was %s)", member.config.name, state, member.state)
+            level = logging.INFO if state == "healthy" else logging.WARNING
+            log.log(level, "instance %s is %s (was %s)", member.config.url, state, member.state)
+            stall_s = self._config.health.stall_s if state == "unhealthy" else None
+            member.upstream.suspect(stall_s)
         member.state = state
         self._router.set_healthy(member.config.name, state == "healthy")

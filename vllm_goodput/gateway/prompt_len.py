@@ -18,15 +18,15 @@ class PromptLengths:
     def __init__(self) -> None:
         self._ratio: dict[str, float] = {}
 
-    def estimate(self, body: Mapping[str, Any]) -> int:
+    def estimate(self, body: Mapping[str, Any], chat: bool) -> int:
         """Prompt tokens of a completion or chat body."""
-        exact, chars = measure(body)
+        exact, chars = measure(body, chat)
         ratio = self._ratio.get(str(body.get("model")), INITIAL_TOKENS_PER_CHAR)
         return max(1, exact + round(chars * ratio))
 
-    def learn(self, body: Mapping[str, Any], prompt_len: int) -> None:
+    def learn(self, body: Mapping[str, Any], chat: bool, prompt_len: int) -> None:
         """The true prompt length of a body."""
-        exact, chars = measure(body)
+        exact, chars = measure(body, chat)
         model = str(body.get("model"))
         if chars < 16 or prompt_len <= exact:
             return
@@ -36,10 +36,10 @@ class PromptLengths:
         self._ratio[model] = old + WEIGHT * ((prompt_len - exact) / chars - old)
 
 
-def measure(body: Mapping[str, Any]) -> tuple[int, int]:
-    """(tokens given as IDs, characters given as text) of a body's prompt or messages."""
-    if "messages" in body:
-        messages = body["messages"]
+def measure(body: Mapping[str, Any], chat: bool) -> tuple[int, int]:
+    """(tokens given as IDs, characters given as text) of a body's messages (chat) or prompt."""
+    if chat:
+        messages = body.get("messages")
         if not isinstance(messages, list):
             return 0, 0
         return 0, sum(_content_chars(m.get("content")) for m in messages if isinstance(m, Mapping))
@@ -53,8 +53,11 @@ def _prompt(prompt: Any) -> tuple[int, int]:
         return 0, 0
     if isinstance(prompt[0], int):
         return len(prompt), 0
-    parts = [_prompt(p) for p in prompt if isinstance(p, str | list)]
-    return sum(t for t, _ in parts), sum(c for _, c in parts)
+    # A batch: several texts, or several lists of token IDs; nothing deeper is valid.
+    return (
+        sum(len(p) for p in prompt if isinstance(p, list)),
+        sum(len(p) for p in prompt if isinstance(p, str)),
+    )
 
 
 def _content_chars(content: Any) -> int:

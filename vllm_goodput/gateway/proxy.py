@@ -69,8 +69,17 @@ class Proxy:
             outcome_name = _error_outcome(error.status)
             if isinstance(error, RejectedError):
                 outcome_name = "rejected"
+                if error.reason == "infeasible":
+                    self._membership.request_rejected()
                 self._metrics.rejected.labels(error.reason).inc()
-            return error_response(error)
+            response = error_response(error)
+            request_id = request.headers.get("x-request-id", "")
+            if request_id.isprintable():
+                response.headers["x-request-id"] = request_id
+            return response
+        except web.HTTPException as error:  # aiohttp's own, such as 413
+            outcome_name = _error_outcome(error.status)
+            raise
         except ClientGoneError:
             return web.Response(status=499)  # nobody is left to read it
         finally:
@@ -87,8 +96,15 @@ class Proxy:
         self._require_model(intake)
         relay = Relay(request, intake, self._router)
         info = intake.info
+        disconnected = False
+        answer: web.Response | None = None
         for _ in range(MAX_ATTEMPTS):
-            dispatch = await self._place(info)
+            try:
+                dispatch = await self._place(info)
+            except RejectedError as rejection:
+                if answer is None or rejection.reason != "no-endpoints":
+                    raise
+                break  # every instance was tried
             member = self._membership.members[dispatch.instance]
             try:
                 response, outcome = await relay.run(member.upstream, dispatch)
@@ -97,10 +113,16 @@ class Proxy:
                 self._metrics.retries.labels(dispatch.instance).inc()
                 if failure.unreachable:
                     self._membership.connection_failed(dispatch.instance)
+                answer = failure.answer or answer
+                if failure.disconnected and not disconnected:
+                    disconnected = True  # perhaps an idle connection that just timed out: it gets a second chance
+                    continue
                 info = replace(info, excluded=info.excluded | {dispatch.instance})
                 continue
             self._observe(intake, dispatch, outcome)
             return response, outcome
+        if answer is not None:
+            return answer, Outcome(status=answer.status)
         raise RequestError(
             f"{MAX_ATTEMPTS} instances failed to answer", status=502, code="upstream_failed"
         )
@@ -151,7 +173,7 @@ class Proxy:
         if not outcome.complete:
             return
         if outcome.prompt_len is not None:
-            self._lengths.learn(intake.body, outcome.prompt_len)
+            self._lengths.learn(intake.body, intake.chat, outcome.prompt_len)
         arrival_s = intake.info.arrival_s
         e2el_s = outcome.end_s - arrival_s
         self._metrics.e2el.labels(dispatch.instance).observe(e2el_s)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from vllm_goodput.errors import RequestError
+from vllm_goodput.errors import RejectedError, RequestError
 from vllm_goodput.gateway.intake import Intake
 from vllm_goodput.gateway.meter import StreamMeter, body_usage, usage_tokens
 from vllm_goodput.gateway.upstream import Upstream, response_headers
 from vllm_goodput.router import Dispatch, Router
 
 RETRY_STATUS = frozenset({429, 502, 503})
+SLOW_CLIENT_S = 0.05
 CONNECTION_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
@@ -27,12 +29,23 @@ class AttemptFailed(Exception):
     """The instance failed before the client got a byte; another may be tried.
 
     Args:
+        message: for the log.
         unreachable: no connection could be made.
+        disconnected: the connection closed without an answer; it may have been an idle one just timing out.
+        answer: the instance's own answer, if it was one that says to try elsewhere.
     """
 
-    def __init__(self, message: str, unreachable: bool) -> None:
+    def __init__(
+        self,
+        message: str,
+        unreachable: bool = False,
+        disconnected: bool = False,
+        answer: web.Response | None = None,
+    ) -> None:
         super().__init__(message)
         self.unreachable = unreachable
+        self.disconnected = disconnected
+        self.answer = answer
 
 
 @dataclass
@@ -45,6 +58,7 @@ class Outcome:
     end_s: float = 0.0
     output_len: int = 0
     prompt_len: int | None = None
+    timed: bool = True  # whether the timing tells the instance's speed
 
 
 class Relay:
@@ -75,44 +89,38 @@ class Relay:
         self, upstream: Upstream, dispatch: Dispatch, outcome: Outcome
     ) -> web.StreamResponse:
         request, intake = self._request, self._intake
-        headers = request.headers.items()
+        own = self._own_headers(dispatch)
+        answer: aiohttp.ClientResponse | None = None
         try:
-            opening = upstream.post(request.path_qs, intake.raw, headers, intake.request_id)
-            async with opening as answer:
+            async with upstream.guard():
+                answer = await upstream.post(
+                    request.path_qs, intake.raw, request.headers.items(), intake.request_id
+                )
                 outcome.status = answer.status
-                if answer.status in RETRY_STATUS:
-                    raise AttemptFailed(f"answered {answer.status}", unreachable=False)
-                own = self._own_headers(dispatch)
-                if answer.content_type == "text/event-stream":
-                    return await self._stream(answer, own, outcome)
-                return await self._whole(answer, own, outcome)
+                streaming = answer.content_type == "text/event-stream"
+                # Until the client gets a byte, another instance may be tried.
+                start = await (answer.content.readany() if streaming else answer.read())
+            if streaming:
+                return await self._stream(upstream, answer, start, own, outcome)
+            response = _whole(answer, start, own, outcome)
+            if answer.status in RETRY_STATUS:
+                raise AttemptFailed(f"answered {answer.status}", answer=response)
+            return response
         except CONNECTION_ERRORS as error:
-            unreachable = isinstance(error, aiohttp.ClientConnectorError)
-            raise AttemptFailed(f"{type(error).__name__}: {error}", unreachable) from None
-
-    async def _whole(
-        self, answer: aiohttp.ClientResponse, own: dict[str, str], outcome: Outcome
-    ) -> web.StreamResponse:
-        body = await answer.read()
-        headers = [*response_headers(answer.headers.items()), *own.items()]
-        response = web.Response(body=body, status=answer.status)
-        response.headers.clear()
-        for name, value in headers:
-            response.headers.add(name, value)
-        if answer.status < 400:
-            usage = body_usage(body)
-            outcome.output_len = usage_tokens(usage, "completion_tokens") or 1
-            outcome.prompt_len = usage_tokens(usage, "prompt_tokens")
-            outcome.complete = True
-        return response
+            raise _failure(error) from None
+        finally:
+            if answer is not None:
+                answer.release()
 
     async def _stream(
-        self, answer: aiohttp.ClientResponse, own: dict[str, str], outcome: Outcome
+        self,
+        upstream: Upstream,
+        answer: aiohttp.ClientResponse,
+        chunk: bytes,
+        own: dict[str, str],
+        outcome: Outcome,
     ) -> web.StreamResponse:
         meter = StreamMeter()
-        chunk = (
-            await answer.content.readany()
-        )  # before the client gets a byte: may still be retried
         response = web.StreamResponse(status=answer.status)
         for name, value in (*response_headers(answer.headers.items()), *own.items()):
             response.headers.add(name, value)
@@ -120,8 +128,9 @@ class Relay:
         try:
             while chunk:
                 self._note(meter, chunk, outcome)
-                await _to_client(response.write(chunk))
-                chunk = await answer.content.readany()
+                await self._pass_on(response, chunk, outcome)
+                async with upstream.guard():
+                    chunk = await answer.content.readany()
         except CONNECTION_ERRORS:
             pass  # told to the client below
         outcome.output_len, outcome.prompt_len = meter.output_len, meter.prompt_len
@@ -130,6 +139,12 @@ class Relay:
             await _to_client(response.write(_CUT_SHORT))
         await _to_client(response.write_eof())
         return response
+
+    async def _pass_on(self, response: web.StreamResponse, chunk: bytes, outcome: Outcome) -> None:
+        started_s = time.monotonic()
+        await _to_client(response.write(chunk))
+        if time.monotonic() - started_s > SLOW_CLIENT_S:
+            outcome.timed = False  # what comes next was delayed by the client, not by the instance
 
     def _note(self, meter: StreamMeter, chunk: bytes, outcome: Outcome) -> None:
         before = meter.events
@@ -146,7 +161,7 @@ class Relay:
     def _report(self, outcome: Outcome) -> None:
         request_id = self._intake.info.request_id
         if outcome.complete:
-            self._router.on_finished(request_id, outcome.output_len, outcome.end_s)
+            self._router.on_finished(request_id, outcome.output_len, outcome.end_s, outcome.timed)
         else:
             self._router.on_failed(request_id, outcome.end_s)
 
@@ -158,6 +173,32 @@ class Relay:
             "x-goodput-instance": dispatch.instance,
             "x-goodput-predicted-e2el-ms": f"{predicted_ms:.0f}",
         }
+
+
+def _whole(
+    answer: aiohttp.ClientResponse, body: bytes, own: dict[str, str], outcome: Outcome
+) -> web.Response:
+    response = web.Response(body=body, status=answer.status)
+    response.headers.clear()
+    for name, value in (*response_headers(answer.headers.items()), *own.items()):
+        response.headers.add(name, value)
+    if answer.status < 400:
+        usage = body_usage(body)
+        outcome.output_len = usage_tokens(usage, "completion_tokens") or 1
+        outcome.prompt_len = usage_tokens(usage, "prompt_tokens")
+        outcome.complete = True
+    return response
+
+
+def _failure(error: BaseException) -> AttemptFailed:
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise RejectedError("saturated", "the gateway has too many files open") from None
+    return AttemptFailed(
+        text,
+        unreachable=isinstance(error, aiohttp.ClientConnectorError),
+        disconnected=isinstance(error, aiohttp.ServerDisconnectedError),
+    )
 
 
 class ClientGoneError(Exception):

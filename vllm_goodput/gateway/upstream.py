@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import aiohttp
@@ -28,6 +30,7 @@ HOP_HEADERS = frozenset(
         "host",
         "content-length",
         "accept-encoding",
+        "content-encoding",  # bodies arrive decompressed
         "expect",
     }
 )
@@ -47,6 +50,25 @@ class Upstream:
         self.url = config.url
         self._api_key = config.api_key
         self._session = session
+        self._guards: set[asyncio.Timeout] = set()
+        self._stall_s: float | None = None
+
+    @contextlib.asynccontextmanager
+    async def guard(self) -> AsyncIterator[None]:
+        """Ends what is awaited inside with a TimeoutError if nothing comes while the instance is suspected."""
+        async with asyncio.timeout(self._stall_s) as limit:
+            self._guards.add(limit)
+            try:
+                yield
+            finally:
+                self._guards.discard(limit)
+
+    def suspect(self, stall_s: float | None) -> None:
+        """The instance fails its health checks: end what gets nothing from it for so long. None: it is well again."""
+        self._stall_s = stall_s
+        at_s = None if stall_s is None else asyncio.get_running_loop().time() + stall_s
+        for limit in self._guards:
+            limit.reschedule(at_s)
 
     def post(
         self, path: str, raw: bytes, headers: Iterable[tuple[str, str]], request_id: str
@@ -125,7 +147,8 @@ class Upstream:
 def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """An instance's headers as they are passed to the client."""
     own = {"content-length", "date", "server", "x-request-id"}
-    return [(k, v) for k, v in headers if k.lower() not in HOP_HEADERS | own]
+    dropped = (HOP_HEADERS | own) - {"content-encoding"}
+    return [(k, v) for k, v in headers if k.lower() not in dropped]
 
 
 def _passes(name: str) -> bool:

@@ -26,7 +26,9 @@ PRIOR = np.array([0.02, 1e-4, 0.02, 5e-4])
 PRIOR_STD = 30.0  # how far off the prior may be, relative to itself
 NOISE = 0.1  # expected relative error of one equation
 FORGETTING = 0.98
-FORGET_ON_CHANGE = 1e-4  # weight left to what was learned before a change of speed
+CHANGE_STD = (
+    3.0  # how far off the last values may be after a change of speed, relative to themselves
+)
 CLIP = 4.0  # residuals beyond this many mean absolute residuals are clipped
 SETTLED = 8  # samples before anything is clipped
 CHANGE_STREAK = 4  # so many clipped residuals of one sign in a row mean a change of speed
@@ -49,7 +51,9 @@ class SpeedEstimator:
 
     def __init__(self) -> None:
         self._theta = np.ones(4)  # in units of PRIOR
-        self._center = np.ones(4)  # what the ridge pulls towards
+        # What a ridge pulls towards, and how weakly: what new samples say nothing about stays as it was.
+        self._center = np.ones(4)
+        self._center_std = PRIOR_STD
         self._gram = np.zeros((4, 4))
         self._moment = np.zeros(4)
         self._mean_abs_residual = 0.1
@@ -90,7 +94,7 @@ class SpeedEstimator:
 
     def _solve(self) -> Vector:
         """Least squares with a ridge towards the prior; coefficients that come out negative are set to 0."""
-        ridge = 1.0 / (PRIOR_STD * self._center) ** 2
+        ridge = 1.0 / (self._center_std * self._center) ** 2
         gram = self._gram + np.diag(ridge)
         moment = self._moment + ridge * self._center
         free = np.ones(4, dtype=bool)
@@ -120,8 +124,9 @@ class SpeedEstimator:
     def _forget(self) -> None:
         """The instance has become faster or slower: let new samples outweigh the old at once."""
         self._center = np.maximum(self._theta, 0.1)
-        self._gram *= FORGET_ON_CHANGE
-        self._moment *= FORGET_ON_CHANGE
+        self._center_std = CHANGE_STD
+        self._gram[:] = 0.0
+        self._moment[:] = 0.0
         self._mean_abs_residual = 0.1
         self._streak = 0
         self.samples = 1

@@ -96,13 +96,24 @@ class Router:
         if state is not None:
             state.bookings[request_id].tokens = tokens
 
-    def on_finished(self, request_id: str, output_len: int, now_s: float) -> None:
-        """The answer is complete, with `output_len` tokens."""
+    def on_finished(
+        self, request_id: str, output_len: int, now_s: float, timed: bool = True
+    ) -> None:
+        """The answer is complete, with `output_len` tokens.
+
+        Args:
+            request_id: of the dispatched request.
+            output_len: tokens.
+            now_s: when the last one came.
+            timed: whether its timing tells the instance's speed; not if the client held it up.
+        """
         opened = self._open.pop(request_id)
         self.predictor.observe(opened.info, output_len)
         state = self.instances.get(opened.instance)
         if state is not None and request_id in state.bookings:
-            state.learn(state.release(request_id, now_s), output_len, now_s)
+            booking = state.release(request_id, now_s)
+            if timed:
+                state.learn(booking, output_len, now_s)
 
     def on_failed(self, request_id: str, now_s: float) -> None:
         """The request ended some other way: error, abort, disconnect; its timings teach nothing."""
