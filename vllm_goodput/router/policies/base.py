@@ -12,7 +12,7 @@ from typing import ClassVar
 from vllm_goodput.config import RouterConfig
 from vllm_goodput.predictor.base import LengthDistribution
 from vllm_goodput.router.instance import InstanceState
-from vllm_goodput.router.types import Decision, Prediction, RequestInfo
+from vllm_goodput.router.types import Decision, Dispatch, Prediction, RequestInfo
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class Candidate:
 
     instance: InstanceState
     prediction: Prediction
+
+    def dispatch(self) -> Dispatch:
+        """The decision to send the request here."""
+        return Dispatch(self.instance.name, self.prediction)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from vllm_goodput.config import RouterConfig
 from vllm_goodput.router.latency import alone_s
 from vllm_goodput.router.policies.base import Candidate, Policy, Query
-from vllm_goodput.router.types import Decision, Dispatch
+from vllm_goodput.router.types import Decision
 
 
 class RoundRobin(Policy):
@@ -23,7 +23,7 @@ class RoundRobin(Policy):
         """See Policy."""
         chosen = query.candidates[self._next % len(query.candidates)]
         self._next += 1
-        return _dispatch(chosen)
+        return chosen.dispatch()
 
 
 class LeastRequest(Policy):
@@ -33,7 +33,7 @@ class LeastRequest(Policy):
 
     def decide(self, query: Query) -> Decision:
         """See Policy."""
-        return _dispatch(min(query.candidates, key=lambda c: len(c.instance.bookings)))
+        return min(query.candidates, key=lambda c: len(c.instance.bookings)).dispatch()
 
 
 class WeightedLeastRequest(Policy):
@@ -51,8 +51,4 @@ class WeightedLeastRequest(Policy):
             alone = alone_s(candidate.instance, query.info, candidate.prediction.output_len)
             return (len(candidate.instance.bookings) + 1) * alone
 
-        return _dispatch(min(query.candidates, key=load))
-
-
-def _dispatch(candidate: Candidate) -> Dispatch:
-    return Dispatch(candidate.instance.name, candidate.prediction)
+        return min(query.candidates, key=load).dispatch()

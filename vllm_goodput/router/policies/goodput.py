@@ -18,7 +18,7 @@ import math
 from vllm_goodput.config import RouterConfig
 from vllm_goodput.router.latency import alone_s, harms, next_finish_s
 from vllm_goodput.router.policies.base import Candidate, Policy, Query, explorable
-from vllm_goodput.router.types import Decision, Dispatch, Hold, Reject
+from vllm_goodput.router.types import Decision, Hold, Reject
 
 URGENCY_WEIGHT = 0.1
 # Chance asked of any request on an idle instance, and what full occupancy adds for a request of average size.
@@ -56,7 +56,7 @@ class Goodput(Policy):
             best = min(
                 (c for chance, c in safe if chance >= enough), key=lambda c: _score(query, c)
             )
-            return _dispatch(best)
+            return best.dispatch()
         if not any(_fair_alone(query, c) for c in query.candidates):
             return Reject("infeasible", "no instance can meet the request's SLO in the time left")
         return Hold(query.now_s + _wait_s(query))
@@ -85,7 +85,7 @@ class Goodput(Policy):
         def key(candidate: Candidate) -> tuple[bool, float]:
             return _harms(query, candidate), candidate.instance.occupancy
 
-        return _dispatch(min(query.candidates, key=key))
+        return min(query.candidates, key=key).dispatch()
 
 
 def _waited_enough(query: Query) -> bool:
@@ -131,7 +131,3 @@ def _wait_s(query: Query) -> float:
         next_finish_s(c.instance, query.now_s, IMPACT_QUANTILE) for c in query.candidates
     )
     return min(MAX_HOLD_S, max(MIN_HOLD_S, soonest_s - query.now_s))
-
-
-def _dispatch(candidate: Candidate) -> Dispatch:
-    return Dispatch(candidate.instance.name, candidate.prediction)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from vllm_goodput.router.policies.base import Candidate, Policy, Query, explorable, fits
-from vllm_goodput.router.types import Decision, Dispatch, Hold, Reject
+from vllm_goodput.router.types import Decision, Hold, Reject
 
 UNMEASURED_HOLD_S = 0.05  # while an instance's first responses are awaited
 
@@ -31,7 +31,7 @@ class JustEnough(Policy):
                 return Hold(query.now_s + UNMEASURED_HOLD_S)
             return Reject("infeasible", "no instance can meet the request's SLO")
         chosen = max(feasible, key=_weakness)
-        return Dispatch(chosen.instance.name, chosen.prediction)
+        return chosen.dispatch()
 
 
 def _weakness(candidate: Candidate) -> float:
