@@ -95,7 +95,12 @@ class SLO:
 
     def met_by(self, ttft_s: float, tpot_s: float, e2el_s: float) -> bool:
         """Whether measured latencies meet every objective."""
-        return ttft_s <= self.ttft_s and tpot_s <= self.tpot_s and e2el_s <= self.e2el_s
+        return not self.missed_by(ttft_s, tpot_s, e2el_s)
+
+    def missed_by(self, ttft_s: float, tpot_s: float, e2el_s: float) -> list[str]:
+        """The metrics whose objectives these latencies (seconds) miss."""
+        measured = zip(METRICS, (ttft_s, tpot_s, e2el_s), strict=True)
+        return [metric for metric, value in measured if value > getattr(self, f"{metric}_s")]
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,7 @@ class Record:
         e2el_s = math.inf if self.e2el_s is None else self.e2el_s
         ttft_s = e2el_s if self.ttft_s is None else self.ttft_s
         tpot_s = 0.0 if self.tpot_s is None else self.tpot_s  # as vLLM: one token has no TPOT
-        checks = {
-            "ttft": ttft_s <= self.slo.ttft_s,
-            "tpot": tpot_s <= self.slo.tpot_s,
-            "e2el": e2el_s <= self.slo.e2el_s,
-        }
-        return tuple(metric for metric, ok in checks.items() if not ok)
+        return tuple(self.slo.missed_by(ttft_s, tpot_s, e2el_s))
 
     @property
     def outcome(self) -> str:

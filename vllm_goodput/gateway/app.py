@@ -23,11 +23,10 @@ from vllm_goodput.gateway.proxy import Proxy, error_response
 from vllm_goodput.gateway.upstream import Upstream
 from vllm_goodput.instance.auth import SECRET_HEADER, require_pool
 from vllm_goodput.instance.notes import emulation_note
+from vllm_goodput.instance.slo_middleware import GENERATING_PATHS
 from vllm_goodput.router import Router
 
 log = logging.getLogger(__name__)
-
-GENERATING_PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 class Gateway:

@@ -191,12 +191,8 @@ class Proxy:
         info = intake.info
         first_s = outcome.first_s or outcome.end_s
         steps = outcome.output_len - 1
-        measured = {
-            "ttft": first_s - info.arrival_s,
-            "tpot": (outcome.end_s - first_s) / steps if steps > 0 else 0.0,
-            "e2el": outcome.end_s - info.arrival_s,
-        }
-        late = [m for m, value in measured.items() if value > getattr(info.slo, f"{m}_s")]
+        tpot_s = (outcome.end_s - first_s) / steps if steps > 0 else 0.0
+        late = info.slo.missed_by(first_s - info.arrival_s, tpot_s, outcome.end_s - info.arrival_s)
         task = self._metrics.slo.task_label(info.task)
         for metric in late:
             self._metrics.slo.missed.labels(task, metric).inc()

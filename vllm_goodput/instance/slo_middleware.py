@@ -116,13 +116,9 @@ class _Watch:
 
     def missed(self, slo: SLO) -> list[str]:
         first_s = self.first_s or self.last_s
-        tpot_s = (self.last_s - first_s) / max(1, self.events - 1)
-        measured = {
-            "ttft": first_s - self.started_s,
-            "tpot": tpot_s if self.events > 1 else 0.0,
-            "e2el": self.last_s - self.started_s,
-        }
-        return [metric for metric, value in measured.items() if value > getattr(slo, f"{metric}_s")]
+        steps = self.events - 1
+        tpot_s = (self.last_s - first_s) / steps if steps > 0 else 0.0
+        return slo.missed_by(first_s - self.started_s, tpot_s, self.last_s - self.started_s)
 
 
 def _path(scope: Message) -> str:

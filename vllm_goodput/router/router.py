@@ -107,19 +107,18 @@ class Router:
             now_s: when the last one came.
             timed: whether its timing tells the instance's speed; not if the client held it up.
         """
-        opened = self._open.pop(request_id)
-        self.predictor.observe(opened.info, output_len)
-        state = self.instances.get(opened.instance)
-        if state is not None and request_id in state.bookings:
+        state = self._state(request_id)
+        self.predictor.observe(self._open.pop(request_id).info, output_len)
+        if state is not None:
             booking = state.release(request_id, now_s)
             if timed:
                 state.learn(booking, output_len, now_s)
 
     def on_failed(self, request_id: str, now_s: float) -> None:
         """The request ended some other way: error, abort, disconnect; its timings teach nothing."""
-        opened = self._open.pop(request_id)
-        state = self.instances.get(opened.instance)
-        if state is not None and request_id in state.bookings:
+        state = self._state(request_id)
+        del self._open[request_id]
+        if state is not None:
             state.release(request_id, now_s)
 
     def _predict(
