@@ -7,6 +7,8 @@ from setuptools import find_packages, setup
 
 # kernels/ and patches/ lie beside vllm_goodput/ and are mapped into it (tool.setuptools.package-dir).
 MAPPED = ("kernels", "patches")
+CSRC = "vllm_goodput/csrc"
+SOURCES = ("bindings", "bindings_predictor", "block_hash", "forest", "text_features")
 
 
 def packages() -> list[str]:
@@ -22,8 +24,8 @@ setup(
     ext_modules=[
         Pybind11Extension(
             "vllm_goodput._C",
-            ["vllm_goodput/csrc/bindings.cpp", "vllm_goodput/csrc/block_hash.cpp"],
-            depends=["vllm_goodput/csrc/block_hash.h"],
+            [f"{CSRC}/{name}.cpp" for name in SOURCES],
+            depends=[f"{CSRC}/{name}.h" for name in SOURCES if name != "bindings"],
             cxx_std=17,
             extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
         )

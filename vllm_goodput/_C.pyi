@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,3 +8,37 @@ def token_block_hashes(
     token_ids: Any, block_size: int, seed: int = ...
 ) -> npt.NDArray[np.uint64]: ...
 def text_block_hashes(text: bytes, block_size: int, seed: int = ...) -> npt.NDArray[np.uint64]: ...
+
+TEXT_BUCKETS: int
+TEXT_STATS: int
+
+def text_features(
+    texts: Sequence[Sequence[str]], windows: int
+) -> tuple[
+    npt.NDArray[np.float32],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.float32],
+]: ...
+def sparse_times_dense(
+    ends: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int32],
+    weights: npt.NDArray[np.float32],
+    dense: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+    column: int,
+) -> None: ...
+
+class Forest:
+    def __init__(
+        self,
+        feature: Any,
+        threshold: Any,
+        left: Any,
+        nan_left: Any,
+        roots: Any,
+        leaves: Any,
+        base: Any,
+        features: int,
+    ) -> None: ...
+    def predict(self, rows: Any) -> npt.NDArray[np.float32]: ...

@@ -35,6 +35,12 @@ class TraceError(GoodputError):
     exit_code = 2
 
 
+class DataError(GoodputError):
+    """Training data or a predictor's model file is unusable; the message names the file."""
+
+    exit_code = 2
+
+
 class DeployError(GoodputError):
     """A deployment could not be started or kept up."""
 

@@ -75,9 +75,10 @@ def page(title: str, body: str, figures: Mapping[str, Mapping[str, Any]]) -> str
     )
 
 
-def figure_slot(name: str) -> str:
+def figure_slot(name: str, height_px: int | None = None) -> str:
     """Where the figure of this id is drawn."""
-    return f'<div class="plot" id="{escape(name)}"></div>\n'
+    style = f' style="height:{height_px}px"' if height_px else ""
+    return f'<div class="plot" id="{escape(name)}"{style}></div>\n'
 
 
 def plotly_js() -> str | None:

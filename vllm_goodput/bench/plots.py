@@ -36,9 +36,9 @@ def over_time(rows: Rows) -> Figure:
         g / o if o else None for g, o in zip(good.tolist(), offered.tolist(), strict=True)
     ]
     data = [
-        _line("offered", x, (offered / width_s).tolist(), color="#b8c2cc"),
-        _line("goodput", x, (good / width_s).tolist(), color=COLOURS["met"]),
-        _line("attainment", x, attainment, color="#2b6cb0", dash="dot") | {"yaxis": "y2"},
+        curve("offered", x, (offered / width_s).tolist(), color="#b8c2cc"),
+        curve("goodput", x, (good / width_s).tolist(), color=COLOURS["met"]),
+        curve("attainment", x, attainment, color="#2b6cb0", dash="dot") | {"yaxis": "y2"},
     ]
     right = {
         "title": {"text": "attainment"},
@@ -46,7 +46,7 @@ def over_time(rows: Rows) -> Figure:
         "side": "right",
         "range": [0, 1.02],
     }
-    return _figure("Goodput and attainment over time", data, "arrival (s)", "req/s", yaxis2=right)
+    return new_figure("Goodput and attainment over time", data, "arrival (s)", "req/s", yaxis2=right)
 
 
 def latency_cdf(rows: Rows, metric: str) -> Figure | None:
@@ -56,9 +56,9 @@ def latency_cdf(rows: Rows, metric: str) -> Figure | None:
     if not values:
         return None
     x, y = _cdf(values, len(values))
-    figure = _figure(
+    figure = new_figure(
         f"{metric.upper()}",
-        [_line(metric, x, y)],
+        [curve(metric, x, y)],
         f"{metric.upper()} (ms)",
         "fraction of completed",
     )
@@ -79,10 +79,10 @@ def ratio_cdf(groups: Mapping[str, Rows]) -> Figure | None:
         with_slo = [row for row in rows if row.get("slo")]
         if with_slo:
             ratios = [r for row in with_slo if (r := _slo_ratio(row)) is not None]
-            data.append(_line(name, *_cdf(ratios, len(with_slo))))
+            data.append(curve(name, *_cdf(ratios, len(with_slo))))
     if not data:
         return None
-    figure = _figure("Latency / SLO", data, "latency / SLO (worst metric)", "fraction of offered")
+    figure = new_figure("Latency / SLO", data, "latency / SLO (worst metric)", "fraction of offered")
     figure["layout"]["shapes"] = [_vertical(1.0)]
     figure["layout"]["xaxis"]["range"] = [0, 3]
     return figure
@@ -114,7 +114,7 @@ def requests_by_instance(rows: Rows) -> Figure:
                 "marker": {"color": colour, "size": 6, "opacity": 0.75},
             }
         )
-    figure = _figure("Requests by instance", data, "arrival (s)", "")
+    figure = new_figure("Requests by instance", data, "arrival (s)", "")
     labels = [escape(name) for name in names]
     figure["layout"]["yaxis"] |= {"tickvals": list(range(len(names))), "ticktext": labels}
     return figure
@@ -132,7 +132,7 @@ def outcome_bars(groups: Mapping[str, Mapping[str, Any]], title: str) -> Figure 
         "failed": [g["failed"] for g in groups.values()],
     }
     data = [_bar(name, names, values, COLOURS[name]) for name, values in counts.items()]
-    return _figure(title, data, "", "requests", barmode="stack")
+    return new_figure(title, data, "", "requests", barmode="stack")
 
 
 def grouped_bars(values: Mapping[str, Mapping[str, float | None]], title: str, unit: str) -> Figure:
@@ -141,7 +141,7 @@ def grouped_bars(values: Mapping[str, Mapping[str, float | None]], title: str, u
         _bar(escape(series), [escape(c) for c in categories], list(categories.values()), None)
         for series, categories in values.items()
     ]
-    return _figure(title, data, "", unit, barmode="group")
+    return new_figure(title, data, "", unit, barmode="group")
 
 
 def _slo_ratio(row: Mapping[str, Any]) -> float | None:
@@ -167,13 +167,14 @@ def _hover(row: Mapping[str, Any]) -> str:
     return "<br>".join(escape(part) for part in parts if part)
 
 
-def _line(
+def curve(
     name: str,
     x: Sequence[float],
     y: Sequence[float | None],
     color: str | None = None,
     dash: str = "solid",
 ) -> Figure:
+    """A line through points."""
     line = {"dash": dash, "width": 2} | ({"color": color} if color else {})
     return {"type": "scatter", "mode": "lines", "name": escape(name), "x": x, "y": y, "line": line}
 
@@ -188,7 +189,8 @@ def _vertical(x: float) -> Figure:
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
 
 
-def _figure(title: str, data: list[Figure], x: str, y: str, **layout: Any) -> Figure:
+def new_figure(title: str, data: list[Figure], x: str, y: str, **layout: Any) -> Figure:
+    """A figure with titled axes; `layout` goes over what reports have in common."""
     return {
         "data": data,
         "layout": {

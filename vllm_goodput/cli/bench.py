@@ -17,6 +17,7 @@ import orjson
 
 from vllm_goodput.bench import flags
 from vllm_goodput.cli.limits import allow_many_connections
+from vllm_goodput.cli.output import check_output_paths, make_console
 from vllm_goodput.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from vllm_goodput.bench import Record, ReplayOptions, Selection, TraceRow
 
 EXIT_INTERRUPTED = 130
-PLAIN_WIDTH = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
     from vllm_goodput.bench import load_trace, print_result, write_html, write_json
     from vllm_goodput.bench.result import without_requests
 
-    _check_output_paths(args.json, args.html, inputs=[args.trace])
+    check_output_paths(args.json, args.html, inputs=[args.trace])
     options, selection = _replay_options(args), _selection(args)
     rows = load_trace(args.trace, format=args.format, selection=selection)
     allow_many_connections()
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
         write_html(result, args.html)
     if args.json:
         write_json(result if args.requests else without_requests(result), args.json)
-    print_result(result, _console(stderr=args.json == "-"))
+    print_result(result, make_console(stderr=args.json == "-"))
     if result["interrupted"]:
         return EXIT_INTERRUPTED
     return _verdict(result)
@@ -94,7 +94,7 @@ async def _replay(
     from vllm_goodput.bench.progress import ReplayProgress
 
     options = replace(options, model=await preflight(options))
-    console = _console(stderr=True)
+    console = make_console(stderr=True)
     _announce(console, rows, options)
     stop = _stop_on_interrupt()
     async with ReplayProgress(len(rows), console) as progress:
@@ -113,16 +113,6 @@ async def _replay(
         streamed=options.stream,
         exact_lengths=options.ignore_eos,
     )
-
-
-def _console(*, stderr: bool) -> Console:
-    """A console; where it is no terminal, wide enough for the tables."""
-    from rich.console import Console
-
-    console = Console(stderr=stderr)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PLAIN_WIDTH
-    return console
 
 
 def _announce(console: Console, rows: list[TraceRow], options: ReplayOptions) -> None:
@@ -168,7 +158,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _compare(args: argparse.Namespace) -> int:
     from vllm_goodput.bench import compare, read_json, write_json
 
-    _check_output_paths(args.json, args.html, inputs=args.results)
+    check_output_paths(args.json, args.html, inputs=args.results)
     results: dict[str, dict[str, Any]] = {}
     for path in args.results:
         name = Path(path).stem
@@ -178,7 +168,7 @@ def _compare(args: argparse.Namespace) -> int:
         comparison.write_html(args.html)
     if args.json:
         write_json(comparison.as_dict(), args.json)
-    comparison.print(_console(stderr=args.json == "-"))
+    comparison.print(make_console(stderr=args.json == "-"))
     return 0
 
 
@@ -282,16 +272,3 @@ def _json_object(text: str, flag: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{flag}: expected a JSON object, got {text!r}")
     return value
-
-
-def _check_output_paths(*paths: str | None, inputs: list[str]) -> None:
-    """Fail before the run, not after it; never write over an input or another output."""
-    taken = {Path(path).resolve() for path in inputs}
-    for path in paths:
-        if path is None or path == "-":
-            continue
-        if Path(path).resolve() in taken:
-            raise ConfigError(f"cannot write {path}: it is also an input or another output")
-        taken.add(Path(path).resolve())
-        if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: not a file in an existing directory")

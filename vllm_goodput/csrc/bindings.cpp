@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "bindings_predictor.h"
 #include "block_hash.h"
 
 namespace py = pybind11;
@@ -74,4 +75,5 @@ PYBIND11_MODULE(_C, m) {
         py::arg("seed") = 0x74657874ULL,
         "Chained 64-bit hashes of the full blocks of UTF-8 bytes; as token_block_hashes, with\n"
         "another default seed so that text and token keys do not meet.");
+  bind_predictor(m);
 }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -33,6 +34,18 @@ class LengthPredictor(Protocol):
         """Distribution for a request, from what is known on its arrival."""
         ...
 
-    def observe(self, info: RequestInfo, output_len: int) -> None:
-        """A request finished by itself with `output_len` tokens."""
+    def predict_batch(self, infos: Sequence[RequestInfo]) -> Sequence[LengthDistribution]:
+        """The same for several requests at once, which may cost less."""
+        ...
+
+    def observe(
+        self, info: RequestInfo, output_len: int, predicted: LengthDistribution | None = None
+    ) -> None:
+        """A request finished by itself.
+
+        Args:
+            info: as it was given to `predict`.
+            output_len: tokens.
+            predicted: what was predicted for it, if it is still known.
+        """
         ...

@@ -8,6 +8,7 @@ Bounded: at most `max_tasks` tasks have a histogram of their own; further ones s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from vllm_goodput.predictor.base import LengthDistribution
     from vllm_goodput.router.types import RequestInfo
 
 PER_OCTAVE = 8
@@ -118,10 +120,17 @@ class TaskHistogram:
         own = self._tasks.get(info.task or "")
         if own is not None:
             weights = own.counts + weights
-        cap = float(info.max_tokens) if info.max_tokens and self._use_max_tokens else math.inf
+        limits = (info.max_tokens if self._use_max_tokens else None, info.context_left)
+        cap = float(min((limit for limit in limits if limit), default=math.inf))
         return HistogramDistribution(weights, cap)
 
-    def observe(self, info: RequestInfo, output_len: int) -> None:
+    def predict_batch(self, infos: Sequence[RequestInfo]) -> list[HistogramDistribution]:
+        """See LengthPredictor."""
+        return [self.predict(info) for info in infos]
+
+    def observe(
+        self, info: RequestInfo, output_len: int, predicted: LengthDistribution | None = None
+    ) -> None:
         """See LengthPredictor."""
         if output_len < 1:
             return

@@ -25,6 +25,7 @@ class Open:
 
     instance: str
     info: RequestInfo
+    lengths: LengthDistribution
 
 
 class Router:
@@ -66,23 +67,34 @@ class Router:
         """Let an instance take requests, or not."""
         self.instances[name].healthy = healthy
 
-    def route(self, info: RequestInfo, now_s: float) -> Decision:
-        """Where to send a request; changes nothing until `on_dispatched`."""
+    def route(
+        self, info: RequestInfo, now_s: float, lengths: LengthDistribution | None = None
+    ) -> Decision:
+        """Where to send a request; changes nothing until `on_dispatched`.
+
+        Args:
+            info: the request.
+            now_s: the time.
+            lengths: its predicted output length; the predictor is asked if it is None.
+        """
         usable = [i for i in self.instances.values() if _usable(i, info)]
         if not usable:
             return Reject("no-endpoints", "no healthy instance serves this request", 2.0)
-        lengths = self.predictor.predict(info)
+        if lengths is None:
+            lengths = self.predictor.predict(info)
         output_len = length_of(lengths, self.config.length_quantile)
-        candidates = [Candidate(i, self._predict(i, info, output_len, now_s)) for i in usable]
+        candidates = [
+            Candidate(i, self._predict(i, info, output_len, now_s), lengths) for i in usable
+        ]
         return self.policy.decide(Query(info, lengths, now_s, candidates))
 
     def on_dispatched(self, info: RequestInfo, decision: Dispatch, now_s: float) -> None:
         """The request was sent to the decision's instance."""
         if info.request_id in self._open:
             raise ValueError(f"request {info.request_id!r} is open already")
-        lengths: LengthDistribution = self.predictor.predict(info)
+        lengths = decision.lengths
         self.instances[decision.instance].book(info, lengths, decision.prediction, now_s)
-        self._open[info.request_id] = Open(decision.instance, info)
+        self._open[info.request_id] = Open(decision.instance, info, lengths)
 
     def on_first_token(self, request_id: str, now_s: float) -> None:
         """The first token of a streamed answer arrived."""
@@ -108,7 +120,8 @@ class Router:
             timed: whether its timing tells the instance's speed; not if the client held it up.
         """
         state = self._state(request_id)
-        self.predictor.observe(self._open.pop(request_id).info, output_len)
+        done = self._open.pop(request_id)
+        self.predictor.observe(done.info, output_len, done.lengths)
         if state is not None:
             booking = state.release(request_id, now_s)
             if timed:

@@ -5,8 +5,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vllm_goodput.slo import SLO
+
+if TYPE_CHECKING:
+    from vllm_goodput.predictor.base import LengthDistribution
+    from vllm_goodput.predictor.view import RequestView
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class RequestInfo:
         model: model name asked for; None for any.
         streaming: whether first-token times will be reported.
         excluded: instances that must not be chosen (already tried).
+        context_left: tokens that the model's context leaves for the output; None where not known.
+        view: what a length predictor may know of it beyond the above.
     """
 
     request_id: str
@@ -35,6 +42,8 @@ class RequestInfo:
     model: str | None = None
     streaming: bool = True
     excluded: frozenset[str] = field(default=frozenset())
+    context_left: int | None = None
+    view: RequestView | None = field(default=None, repr=False)
 
     @property
     def deadline_s(self) -> float:
@@ -80,10 +89,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Send the request to `instance`."""
+    """Send the request to `instance`; `lengths` is the output length predicted for it."""
 
     instance: str
     prediction: Prediction
+    lengths: LengthDistribution
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ class Candidate:
 
     instance: InstanceState
     prediction: Prediction
+    lengths: LengthDistribution
 
     def dispatch(self) -> Dispatch:
         """The decision to send the request here."""
-        return Dispatch(self.instance.name, self.prediction)
+        return Dispatch(self.instance.name, self.prediction, self.lengths)
 
 
 @dataclass(frozen=True)

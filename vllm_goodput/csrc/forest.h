@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace goodput {
+
+// A split, or a leaf where `feature` < 0. The right child follows the left one.
+struct Node {
+  int32_t feature;
+  float threshold;   // goes left if value < threshold
+  int32_t left;      // of a split: index of the left child; of a leaf: index of its values
+  int32_t nan_left;  // whether a missing value goes left
+};
+
+// A sum of regression trees whose leaves hold one value per output, as XGBoost builds them.
+class Forest {
+ public:
+  // roots: index of each tree's root. leaves: shape [leaves, outputs]. base: start of each output.
+  // Throws std::invalid_argument where an index leads outside or a tree is not one.
+  Forest(std::vector<Node> nodes, std::vector<int32_t> roots, std::vector<float> leaves,
+         std::vector<float> base, std::size_t features);
+
+  // rows: shape [count, features], missing values NaN; out: shape [count, outputs].
+  void predict(const float* rows, std::size_t count, float* out) const;
+
+  std::size_t outputs() const { return base_.size(); }
+  std::size_t features() const { return features_; }
+
+ private:
+  std::vector<Node> nodes_;
+  std::vector<int32_t> roots_;
+  std::vector<float> leaves_;
+  std::vector<float> base_;
+  std::size_t features_;
+};
+
+}  // namespace goodput

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""What finished requests correct at once: location, histogram and calibration per task and model.
+
+The model's quantiles are shifted by the recent mean residual of their key (task, model) and session, then averaged
+with the quantiles of the key's running histogram. The weights follow how well each of the two has done lately (an
+exponentially weighted forecaster), so that a kind of request on which the model is wrong soon gets what a histogram
+would say. Last, each level is moved until the stated fraction of recent lengths lies below it (adaptive conformal
+inference; Gibbs and Candès, 2021), which holds however lengths drift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_goodput.predictor.histogram import BUCKETS, EDGES, PER_OCTAVE
+
+# Old observations of a key fade by this factor per new one: it looks back at about fifty.
+DECAY = 0.98
+# So many observations count as much as the model's own word on where a key's lengths lie, or a session's.
+SHIFT_PRIOR = 12.0
+SESSION_PRIOR = 10.0
+# Log odds in favour of the model before a key has been observed, by whether the model was trained on its kind.
+KNOWN_ODDS, NEW_ODDS = 4.0, 1.0
+MAX_ODDS = 8.0
+# How fast relative losses turn the odds.
+ODDS_RATE = 1.0
+# Step of the conformal correction, natural log of tokens per miss, and its bound.
+CONFORMAL_STEP = 0.02
+MAX_CONFORMAL = 2.0
+MAX_RESIDUAL = 3.0  # a single outlier moves a mean by no more
+
+Vector = npt.NDArray[np.float64]
+_LOG_EDGES = np.log(EDGES)
+# Middle of a bucket, in log length.
+_HALF_BUCKET = 0.5 * math.log(2.0) / PER_OCTAVE
+
+
+class KeyState:
+    """What is known of one (task, model) from its finished requests.
+
+    Args:
+        levels: quantile levels.
+        known: whether the model was trained on requests of this kind.
+    """
+
+    __slots__ = (
+        "_levels",
+        "_losses",
+        "_residual",
+        "conformal",
+        "count",
+        "counts",
+        "histogram",
+        "odds",
+    )
+
+    def __init__(self, levels: Vector, known: bool) -> None:
+        self._levels = levels
+        self._losses = np.zeros(2)  # of the model and of the histogram, fading sums
+        self.count = 0.0
+        self._residual = 0.0  # fading mean
+        self.odds = KNOWN_ODDS if known else NEW_ODDS
+        self.counts = np.zeros(BUCKETS)
+        self.histogram: Vector | None = None
+        self.conformal = np.zeros(len(levels))
+
+    def correct(self, raw: Vector, session_shift: float) -> Vector:
+        """Corrected log quantiles of a request whose model quantiles are `raw`."""
+        out = raw + (self.shift + session_shift)
+        if self.histogram is not None:
+            share = self.model_share
+            out = share * out + (1.0 - share) * self.histogram
+        out = out + self.conformal
+        out.sort()
+        return out
+
+    @property
+    def shift(self) -> float:
+        """Correction of where this key's lengths lie, natural log of tokens."""
+        return self._residual * self.count / (self.count + SHIFT_PRIOR)
+
+    @property
+    def model_share(self) -> float:
+        """Weight of the model beside the histogram, in (0, 1)."""
+        return 1.0 / (1.0 + math.exp(-self.odds))
+
+    def learn(self, raw: Vector, final: Vector, log_len: float, censored: bool) -> None:
+        """A request finished.
+
+        Args:
+            raw: the model's log quantiles for it.
+            final: what was predicted after all corrections.
+            log_len: of its output.
+            censored: whether it was cut off at a limit, so that it would have been at least so long.
+        """
+        self._weigh(raw, log_len)
+        below = log_len <= final
+        if not censored:
+            self.conformal += CONFORMAL_STEP * np.where(below, self._levels - 1.0, self._levels)
+            np.clip(self.conformal, -MAX_CONFORMAL, MAX_CONFORMAL, out=self.conformal)
+        residual = log_len - median(raw, self._levels)
+        if censored:
+            residual = max(residual, self._residual)
+        residual = min(MAX_RESIDUAL, max(-MAX_RESIDUAL, residual))
+        self.count = DECAY * self.count + 1.0
+        self._residual += (residual - self._residual) / self.count
+        self.counts *= DECAY
+        self.counts[_bucket(log_len)] += 1.0
+        self.histogram = self._histogram_quantiles(raw)
+
+    def _weigh(self, raw: Vector, log_len: float) -> None:
+        """Move the odds by how well model and histogram would have predicted this length."""
+        if self.histogram is None:
+            return
+        model = _loss(raw + self.shift, log_len, self._levels)
+        histogram = _loss(self.histogram, log_len, self._levels)
+        self._losses = DECAY * self._losses + (model, histogram)
+        scale = float(self._losses.sum()) / 2.0
+        if scale > 0.0:
+            # A fading sum of losses, in units of the recent mean loss.
+            mean = scale / min(1.0 / (1.0 - DECAY), self.count + 1.0)
+            self.odds += ODDS_RATE * 0.25 * (histogram - model) / mean
+            self.odds = min(MAX_ODDS, max(-MAX_ODDS, self.odds))
+
+    def _histogram_quantiles(self, raw: Vector) -> Vector:
+        """Quantiles of the counts, with one observation's worth of the latest model quantiles mixed in."""
+        cumulative = np.cumsum(self.counts)
+        at = np.searchsorted(cumulative, self._levels * cumulative[-1])
+        own = _LOG_EDGES[np.minimum(at, BUCKETS - 1)] - _HALF_BUCKET
+        trust = self.count / (self.count + 2.0)
+        return np.asarray(trust * own + (1.0 - trust) * (raw + self.shift))
+
+
+class Corrections:
+    """Corrections by (task, model), the least recently used forgotten first.
+
+    Args:
+        levels: quantile levels.
+        max_keys: how many are remembered.
+    """
+
+    def __init__(self, levels: Vector, max_keys: int = 2000) -> None:
+        self._levels = levels
+        self._max = max_keys
+        self._keys: OrderedDict[tuple[str, str], KeyState] = OrderedDict()
+
+    def get(self, key: tuple[str, str]) -> KeyState | None:
+        """State of a key; None if nothing of it has finished yet."""
+        return self._keys.get(key)
+
+    def of(self, key: tuple[str, str], known: bool) -> KeyState:
+        """State of a key, made if need be."""
+        state = self._keys.get(key)
+        if state is None:
+            state = self._keys[key] = KeyState(self._levels, known)
+            if len(self._keys) > self._max:
+                self._keys.popitem(last=False)
+        else:
+            self._keys.move_to_end(key)
+        return state
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def session_shift(residual: float, count: int) -> float:
+    """Correction by a session's mean residual over `count` finished turns."""
+    return residual * count / (count + SESSION_PRIOR)
+
+
+def median(quantiles: Sequence[float] | Vector, levels: Vector) -> float:
+    """The quantile at one half."""
+    return float(np.interp(0.5, levels, quantiles))
+
+
+def _loss(quantiles: Vector, log_len: float, levels: Vector) -> float:
+    error = log_len - quantiles
+    return float(np.maximum(levels * error, (levels - 1.0) * error).mean())
+
+
+def _bucket(log_len: float) -> int:
+    return min(BUCKETS - 1, max(0, math.ceil(log_len / math.log(2.0) * PER_OCTAVE) - 1))
