@@ -93,7 +93,7 @@ class Dispatch:
 
     instance: str
     prediction: Prediction
-    lengths: LengthDistribution
+    lengths: LengthDistribution = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
