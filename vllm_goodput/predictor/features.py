@@ -96,6 +96,16 @@ class Features:
     def __len__(self) -> int:
         return len(self.dense)
 
+    def row(self, index: int) -> Features:
+        """A copy of one request's features, which does not keep the others in memory."""
+        begin, end = (int(self.ends[index]), int(self.ends[index + 1]))
+        return Features(
+            self.dense[index : index + 1].copy(),
+            np.array([0, end - begin], dtype=np.int64),
+            self.indices[begin:end].copy(),
+            self.weights[begin:end].copy(),
+        )
+
 
 def extract(requests: Sequence[tuple[RequestView, SessionLengths | None]]) -> Features:
     """Features of requests, each with the lengths so far of its session if known."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_goodput.predictor.distribution import QuantileDistribution
-from vllm_goodput.predictor.features import extract
+from vllm_goodput.predictor.features import Features, extract
 from vllm_goodput.predictor.model import MoEModel
 from vllm_goodput.predictor.online import Corrections, Vector, median, session_shift
 from vllm_goodput.predictor.sessions import Sessions
@@ -32,7 +32,7 @@ MAX_LABEL = 128
 class Predicted(QuantileDistribution):
     """A prediction that remembers how it was made, for when the request finishes."""
 
-    __slots__ = ("final", "key", "model", "raw")
+    __slots__ = ("features", "final", "key", "model", "raw")
 
     def __init__(
         self,
@@ -42,12 +42,14 @@ class Predicted(QuantileDistribution):
         raw: Vector,
         key: tuple[str, str],
         model: MoEModel,
+        features: Features | None = None,
     ) -> None:
         super().__init__(levels, final.tolist(), cap)
         self.final = final
         self.raw = raw
         self.key = key
         self.model = model
+        self.features = features
 
 
 class MoEPredictor:
@@ -57,12 +59,18 @@ class MoEPredictor:
         model: the mixture of experts.
         use_max_tokens: never predict above a request's max_tokens.
         max_sessions: sessions whose lengths are remembered.
+        keep_features: let predictions carry the features that they were made from, for a log.
     """
 
     def __init__(
-        self, model: MoEModel, use_max_tokens: bool = True, max_sessions: int = 100_000
+        self,
+        model: MoEModel,
+        use_max_tokens: bool = True,
+        max_sessions: int = 100_000,
+        keep_features: bool = False,
     ) -> None:
         self._use_max_tokens = use_max_tokens
+        self._keep_features = keep_features
         self._sessions = Sessions(max_sessions)
         self.swap(model)
 
@@ -101,7 +109,8 @@ class MoEPredictor:
             state = self.corrections.get(key)
             shift = session_shift(session.residual, session.count) if session else 0.0
             final = state.correct(raw, shift) if state else raw + shift
-            made.append(Predicted(self._levels, final, self._cap(info), raw, key, model))
+            kept = features.row(row) if self._keep_features else None
+            made.append(Predicted(self._levels, final, self._cap(info), raw, key, model, kept))
         return made
 
     def observe(
