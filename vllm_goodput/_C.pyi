@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ def text_block_hashes(text: bytes, block_size: int, seed: int = ...) -> npt.NDAr
 TEXT_BUCKETS: int
 TEXT_STATS: int
 
-def text_features(
-    texts: Sequence[Sequence[str]], windows: int
+def request_features(
+    requests: list[tuple[list[float], tuple[str, ...]]], numbers: int, windows: int
 ) -> tuple[
     npt.NDArray[np.float32],
     npt.NDArray[np.int64],

@@ -4,6 +4,7 @@
 
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -35,23 +36,33 @@ std::vector<T> vector_of(const Array<T>& values) {
   return std::vector<T>(values.data(), values.data() + values.size());
 }
 
-// texts: n rows of the same number of strings.
-py::tuple text_features(const py::list& texts, std::size_t windows) {
-  const std::size_t rows = texts.size();
-  py::array_t<float> stats({rows, windows * goodput::kTextStats});
+// requests: n pairs of (numbers, texts), each with the same number of either.
+py::tuple request_features(const py::list& requests, std::size_t numbers, std::size_t windows) {
+  const std::size_t rows = requests.size();
+  py::array_t<float> dense({rows, numbers + windows * goodput::kTextStats});
   std::vector<int64_t> ends{0};
   std::vector<int32_t> indices;
   std::vector<float> weights;
   std::vector<goodput::Gram> grams;
   ends.reserve(rows + 1);
-  float* stat = stats.mutable_data();
-  for (const py::handle& item : texts) {
-    const auto row = py::reinterpret_borrow<py::sequence>(item);
-    if (row.size() != windows) {
-      throw py::value_error("every row of texts must have " + std::to_string(windows) + " strings");
+  float* out = dense.mutable_data();
+  for (const py::handle& request : requests) {
+    const auto pair = py::reinterpret_borrow<py::sequence>(request);
+    const py::list values = pair[0];
+    const py::tuple texts = pair[1];
+    if (values.size() != numbers || texts.size() != windows) {
+      throw py::value_error("every request must have " + std::to_string(numbers) + " numbers and " +
+                            std::to_string(windows) + " texts");
     }
-    for (std::size_t w = 0; w < windows; ++w) {
-      const py::object text = row[w];
+    for (const py::handle& value : values) {
+      const double number = PyFloat_AsDouble(value.ptr());
+      if (number == -1.0 && PyErr_Occurred() != nullptr) {
+        throw py::error_already_set();
+      }
+      *out++ = static_cast<float>(number);
+    }
+    uint32_t offset = 0;
+    for (const py::handle& text : texts) {
       Py_ssize_t size = 0;
       const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
       if (data == nullptr) {
@@ -59,18 +70,17 @@ py::tuple text_features(const py::list& texts, std::size_t windows) {
       }
       const std::string_view view(data, static_cast<std::size_t>(size));
       const auto shape = goodput::text_stats(view);
-      std::memcpy(stat, shape.data(), sizeof(shape));
-      stat += goodput::kTextStats;
+      out = std::copy(shape.begin(), shape.end(), out);
       goodput::text_grams(view, grams);
-      const auto offset = static_cast<int32_t>(w * goodput::kTextBuckets);
       for (const goodput::Gram& gram : grams) {
-        indices.push_back(offset + static_cast<int32_t>(gram.bucket));
+        indices.push_back(static_cast<int32_t>(offset + gram.bucket));
         weights.push_back(gram.weight);
       }
+      offset += goodput::kTextBuckets;
     }
     ends.push_back(static_cast<int64_t>(indices.size()));
   }
-  return py::make_tuple(stats, array_of(ends), array_of(indices), array_of(weights));
+  return py::make_tuple(dense, array_of(ends), array_of(indices), array_of(weights));
 }
 
 // Rows of a CSR matrix times a dense one, written into the columns of `out` that begin at `column`.
@@ -143,13 +153,16 @@ py::array_t<float> forest_predict(const goodput::Forest& forest, const Array<flo
 void bind_predictor(py::module_& m) {
   m.attr("TEXT_BUCKETS") = goodput::kTextBuckets;
   m.attr("TEXT_STATS") = goodput::kTextStats;
-  m.def("text_features", &text_features, py::arg("texts"), py::arg("windows"),
-        "Hashed word n-grams and shape of text windows.\n\n"
+  m.def("request_features", &request_features, py::arg("requests"), py::arg("numbers"),
+        py::arg("windows"),
+        "Dense features and hashed word n-grams of requests.\n\n"
         "Args:\n"
-        "  texts: n rows, each a sequence of `windows` strings; a NUL separates head and tail.\n"
-        "Returns: (stats float32 [n, windows * TEXT_STATS], ends int64 [n + 1], indices int32,\n"
-        "  weights float32): the n-grams as CSR rows over windows * TEXT_BUCKETS columns, each\n"
-        "  window scaled to unit length.");
+        "  requests: n pairs of a list of `numbers` numbers and a tuple of `windows` strings, in\n"
+        "    which a NUL separates head and tail.\n"
+        "Returns: (dense float32 [n, numbers + windows * TEXT_STATS], ends int64 [n + 1],\n"
+        "  indices int32, weights float32): the numbers followed by the shape of each text, and\n"
+        "  the n-grams as CSR rows over windows * TEXT_BUCKETS columns, each window scaled to\n"
+        "  unit length.");
   m.def("sparse_times_dense", &sparse_times_dense, py::arg("ends"), py::arg("indices"),
         py::arg("weights"), py::arg("dense"), py::arg("out").noconvert(), py::arg("column"),
         "CSR rows times `dense` [columns, heads] into out[:, column : column + heads] (float32).\n"

@@ -31,8 +31,15 @@ class Forest {
   std::size_t features() const { return features_; }
 
  private:
+  struct Tree {
+    int32_t root;
+    int32_t depth;
+  };
+
+  // Leaves lead to themselves here, so that a walk of a tree's depth ends at one by whatever path.
   std::vector<Node> nodes_;
-  std::vector<int32_t> roots_;
+  std::vector<int32_t> leaf_of_;  // row of leaves_ of a node that is a leaf
+  std::vector<Tree> trees_;
   std::vector<float> leaves_;
   std::vector<float> base_;
   std::size_t features_;

@@ -13,23 +13,89 @@ namespace {
 
 enum class Kind : unsigned char { kSpace, kLetter, kDigit, kOther, kBreak };
 
+// What text_stats counts.
+enum Class : unsigned char {
+  kBlank,
+  kNewline,
+  kLower,
+  kUpper,
+  kHigh,
+  kNumeral,
+  kQuestion,
+  kStop,
+  kComma,
+  kColon,
+  kParen,
+  kBracket,
+  kQuote,
+  kMark,
+  kEqual,
+  kSymbol,
+  kClasses,
+};
+
+Class class_of(int c) {
+  if (c >= 128) return kHigh;
+  if (c >= 'a' && c <= 'z') return kLower;
+  if (c >= 'A' && c <= 'Z') return kUpper;
+  if (c >= '0' && c <= '9') return kNumeral;
+  switch (c) {
+    case '\n':
+      return kNewline;
+    case '?':
+      return kQuestion;
+    case '.':
+      return kStop;
+    case ',':
+      return kComma;
+    case ':':
+      return kColon;
+    case '(':
+      return kParen;
+    case '[':
+    case '{':
+      return kBracket;
+    case '"':
+    case '\'':
+      return kQuote;
+    case '`':
+    case '#':
+      return kMark;
+    case '=':
+    case '_':
+      return kEqual;
+    default:
+      return c > ' ' && c != 127 ? kSymbol : kBlank;
+  }
+}
+
+Kind kind_of(int c) {
+  if (c == kTextBreak) return Kind::kBreak;
+  switch (class_of(c)) {
+    case kBlank:
+    case kNewline:
+      return Kind::kSpace;
+    case kLower:
+    case kUpper:
+    case kHigh:
+      return Kind::kLetter;
+    case kNumeral:
+      return Kind::kDigit;
+    default:
+      return Kind::kOther;
+  }
+}
+
 struct Tables {
   std::array<Kind, 256> kind{};
   std::array<unsigned char, 256> lower{};
+  std::array<Class, 256> group{};
 
   Tables() {
     for (int c = 0; c < 256; ++c) {
-      const bool upper = c >= 'A' && c <= 'Z';
-      lower[c] = static_cast<unsigned char>(upper ? c + 32 : c);
-      if (c == kTextBreak) {
-        kind[c] = Kind::kBreak;
-      } else if (upper || (c >= 'a' && c <= 'z') || c >= 128) {
-        kind[c] = Kind::kLetter;
-      } else if (c >= '0' && c <= '9') {
-        kind[c] = Kind::kDigit;
-      } else {
-        kind[c] = c > ' ' && c != 127 ? Kind::kOther : Kind::kSpace;
-      }
+      kind[c] = kind_of(c);
+      group[c] = class_of(c);
+      lower[c] = static_cast<unsigned char>(group[c] == kUpper ? c + 32 : c);
     }
   }
 };
@@ -74,7 +140,21 @@ void for_each_word(std::string_view text, Word word, Gap gap) {
   }
 }
 
-float log1p_of(std::size_t count) { return std::log1p(static_cast<float>(count)); }
+// Most counts are small, and log1p is most of the work on them.
+struct Logs {
+  std::array<float, 256> small{};
+
+  Logs() {
+    for (std::size_t i = 0; i < small.size(); ++i) {
+      small[i] = std::log1p(static_cast<float>(i));
+    }
+  }
+};
+
+float log1p_of(std::size_t count) {
+  static const Logs logs;
+  return count < logs.small.size() ? logs.small[count] : std::log1p(static_cast<float>(count));
+}
 
 }  // namespace
 
@@ -100,11 +180,9 @@ void text_grams(std::string_view text, std::vector<Gram>& out) {
         previous = hash;
       },
       [&previous] { previous = 0; });
-  std::sort(out.begin(), out.end(),
-            [](const Gram& a, const Gram& b) { return a.bucket < b.bucket; });
   float square = 0.0F;
   for (Gram& gram : out) {
-    gram.weight = std::log1p(static_cast<float>(counts[gram.bucket]));
+    gram.weight = log1p_of(counts[gram.bucket]);
     counts[gram.bucket] = 0;
     square += gram.weight * gram.weight;
   }
@@ -116,26 +194,30 @@ void text_grams(std::string_view text, std::vector<Gram>& out) {
 
 std::array<float, kTextStats> text_stats(std::string_view text) {
   const Tables& table = tables();
-  std::array<std::size_t, 256> seen{};
-  std::size_t words = 0, numbers = 0, longest_line = 0, line = 0;
+  // Two tables in turn: incrementing the same count twice in a row would wait for the store.
+  std::array<std::array<uint32_t, kClasses>, 2> counts{};
+  std::size_t words = 0, numbers = 0, longest_line = 0, line_start = 0;
   Kind previous = Kind::kSpace;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
     const Kind kind = table.kind[byte];
-    ++seen[byte];
-    words += kind == Kind::kLetter && previous != Kind::kLetter;
-    numbers += kind == Kind::kDigit && previous != Kind::kDigit;
-    line = byte == '\n' ? 0 : line + 1;
-    longest_line = std::max(longest_line, line);
+    ++counts[i & 1][table.group[byte]];
+    const bool starts = kind != previous;
+    words += starts & (kind == Kind::kLetter);
+    numbers += starts & (kind == Kind::kDigit);
+    if (byte == '\n') {
+      longest_line = std::max(longest_line, i - line_start);
+      line_start = i + 1;
+    }
     previous = kind;
   }
-  std::size_t digits = 0, upper = 0, space = 0, other = 0, high = 0;
-  for (int c = 0; c < 256; ++c) {
-    digits += table.kind[c] == Kind::kDigit ? seen[c] : 0;
-    space += table.kind[c] == Kind::kSpace ? seen[c] : 0;
-    other += table.kind[c] == Kind::kOther ? seen[c] : 0;
-    upper += table.lower[c] != c ? seen[c] : 0;
-    high += c >= 128 ? seen[c] : 0;
+  longest_line = std::max(longest_line, text.size() - line_start);
+  const auto seen = [&counts](Class group) {
+    return std::size_t{counts[0][group]} + counts[1][group];
+  };
+  std::size_t symbols = 0;
+  for (int group = kQuestion; group <= kSymbol; ++group) {
+    symbols += seen(static_cast<Class>(group));
   }
   std::size_t leading = 0, trailing = 0;
   while (leading < text.size() &&
@@ -147,6 +229,7 @@ std::array<float, kTextStats> text_stats(std::string_view text) {
     ++trailing;
   }
   const float size = std::max<float>(1.0F, static_cast<float>(text.size()));
+  const auto share = [size](std::size_t count) { return static_cast<float>(count) / size; };
   const auto edge = [&](std::size_t at) {
     return text.empty() ? -1.0F : static_cast<float>(static_cast<unsigned char>(text[at]));
   };
@@ -155,23 +238,23 @@ std::array<float, kTextStats> text_stats(std::string_view text) {
       log1p_of(text.size()),
       log1p_of(words),
       log1p_of(numbers),
-      log1p_of(digits),
-      log1p_of(seen['\n']),
+      log1p_of(seen(kNumeral)),
+      log1p_of(seen(kNewline)),
       log1p_of(longest_line),
-      static_cast<float>(digits) / size,
-      static_cast<float>(upper) / size,
-      static_cast<float>(space) / size,
-      static_cast<float>(other) / size,
-      static_cast<float>(high) / size,
-      log1p_of(seen['?']),
-      log1p_of(seen['.']),
-      log1p_of(seen[',']),
-      log1p_of(seen[':']),
-      log1p_of(seen['(']),
-      log1p_of(seen['['] + seen['{']),
-      log1p_of(seen['"'] + seen['\'']),
-      log1p_of(seen['`'] + seen['#']),
-      log1p_of(seen['='] + seen['_']),
+      share(seen(kNumeral)),
+      share(seen(kUpper)),
+      share(seen(kBlank) + seen(kNewline)),
+      share(symbols),
+      share(seen(kHigh)),
+      log1p_of(seen(kQuestion)),
+      log1p_of(seen(kStop)),
+      log1p_of(seen(kComma)),
+      log1p_of(seen(kColon)),
+      log1p_of(seen(kParen)),
+      log1p_of(seen(kBracket)),
+      log1p_of(seen(kQuote)),
+      log1p_of(seen(kMark)),
+      log1p_of(seen(kEqual)),
       log1p_of(leading),
       log1p_of(trailing),
       edge(std::min(leading, end)),

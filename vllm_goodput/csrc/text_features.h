@@ -25,7 +25,7 @@ struct Gram {
 };
 
 // Hashed word unigrams and bigrams of UTF-8 `text`, weighed log(1 + count) and scaled to unit
-// length; `out` is replaced and sorted by bucket. A word is a run of letters (lower-cased, bytes
+// length; `out` is replaced. A word is a run of letters (lower-cased, bytes
 // above 127 count as letters) or of digits; any other visible byte stands for itself.
 void text_grams(std::string_view text, std::vector<Gram>& out);
 

@@ -8,6 +8,11 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+Matrix = npt.NDArray[np.float64]
+
 # Of the length seen so far, expected to come where no prediction reaches that far.
 BEYOND = 0.5
 
@@ -28,16 +33,13 @@ class QuantileDistribution:
     def __init__(
         self, levels: Sequence[float], log_quantiles: Sequence[float], cap: float = math.inf
     ) -> None:
-        first, second = log_quantiles[0], log_quantiles[1]
-        last, before = log_quantiles[-1], log_quantiles[-2]
-        low = first - (second - first) * levels[0] / (levels[1] - levels[0])
-        high = last + (last - before) * (1.0 - levels[-1]) / (levels[-1] - levels[-2])
-        self._levels = (0.0, *levels, 1.0)
-        self._logs = (low, *log_quantiles, high)
+        ends = with_ends(np.array([log_quantiles], dtype=float), np.asarray(levels, dtype=float))
+        self._levels: tuple[float, ...] = (0.0, *levels, 1.0)
+        self._logs: list[float] = ends[0].tolist()
         self._cap = max(1.0, cap)
 
     @property
-    def log_quantiles(self) -> tuple[float, ...]:
+    def log_quantiles(self) -> list[float]:
         """The quantiles as given."""
         return self._logs[1:-1]
 
@@ -77,3 +79,14 @@ class QuantileDistribution:
             return 0.0
         part = (log_len - logs[i - 1]) / (logs[i] - logs[i - 1])
         return levels[i - 1] + part * (levels[i] - levels[i - 1])
+
+
+def with_ends(log_quantiles: Matrix, levels: Matrix) -> Matrix:
+    """Log quantiles at the levels 0 and 1 put around those given: [n, levels] -> [n, levels + 2]."""
+    out = np.empty((len(log_quantiles), len(levels) + 2))
+    out[:, 1:-1] = log_quantiles
+    first, second = log_quantiles[:, 0], log_quantiles[:, 1]
+    last, before = log_quantiles[:, -1], log_quantiles[:, -2]
+    out[:, 0] = first - (second - first) * (levels[0] / (levels[1] - levels[0]))
+    out[:, -1] = last + (last - before) * ((1.0 - levels[-1]) / (levels[-1] - levels[-2]))
+    return out

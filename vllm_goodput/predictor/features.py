@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vllm_goodput._C import TEXT_BUCKETS, TEXT_STATS, text_features
+from vllm_goodput._C import TEXT_BUCKETS, TEXT_STATS, request_features
 from vllm_goodput.predictor.sessions import SessionLengths
 from vllm_goodput.predictor.view import RequestView
 
@@ -109,12 +109,11 @@ class Features:
 
 def extract(requests: Sequence[tuple[RequestView, SessionLengths | None]]) -> Features:
     """Features of requests, each with the lengths so far of its session if known."""
-    numbers = np.array([_numbers(view, session) for view, session in requests], dtype=np.float32)
-    texts = [(view.last, view.first, view.answer) for view, _ in requests]
-    stats, ends, indices, weights = text_features(texts, len(WINDOWS))
-    if not requests:
-        numbers = numbers.reshape(0, len(NUMBERS))
-    return Features(np.concatenate([numbers, stats], axis=1), ends, indices, weights)
+    rows: list[tuple[list[float], tuple[str, ...]]] = [
+        (_numbers(view, session), (view.last, view.first, view.answer))
+        for view, session in requests
+    ]
+    return Features(*request_features(rows, len(NUMBERS), len(WINDOWS)))
 
 
 def _numbers(view: RequestView, session: SessionLengths | None) -> list[float]:

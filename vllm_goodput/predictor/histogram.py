@@ -120,9 +120,7 @@ class TaskHistogram:
         own = self._tasks.get(info.task or "")
         if own is not None:
             weights = own.counts + weights
-        limits = (info.max_tokens if self._use_max_tokens else None, info.context_left)
-        cap = float(min((limit for limit in limits if limit), default=math.inf))
-        return HistogramDistribution(weights, cap)
+        return HistogramDistribution(weights, info.output_cap(self._use_max_tokens))
 
     def predict_batch(self, infos: Sequence[RequestInfo]) -> list[HistogramDistribution]:
         """See LengthPredictor."""

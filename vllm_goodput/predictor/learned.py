@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm_goodput.predictor.distribution import QuantileDistribution
+from vllm_goodput.predictor.distribution import QuantileDistribution, with_ends
 from vllm_goodput.predictor.features import Features, extract
-from vllm_goodput.predictor.model import MoEModel
+from vllm_goodput.predictor.model import F32, MoEModel
 from vllm_goodput.predictor.online import Corrections, Vector, median, session_shift
 from vllm_goodput.predictor.sessions import Sessions
 from vllm_goodput.predictor.view import RequestView
@@ -36,17 +36,21 @@ class Predicted(QuantileDistribution):
 
     def __init__(
         self,
-        levels: Sequence[float],
-        final: Vector,
+        levels: tuple[float, ...],
+        logs: list[float],
         cap: float,
         raw: Vector,
+        final: Vector,
         key: tuple[str, str],
         model: MoEModel,
-        features: Features | None = None,
+        features: Features | None,
     ) -> None:
-        super().__init__(levels, final.tolist(), cap)
-        self.final = final
+        # Both ends of the distribution are in `levels` and `logs` already: for a batch, numpy finds them faster.
+        self._levels = levels
+        self._logs = logs
+        self._cap = cap
         self.raw = raw
+        self.final = final
         self.key = key
         self.model = model
         self.features = features
@@ -78,7 +82,7 @@ class MoEPredictor:
         """Predict with another model from now on; corrections of the old one are dropped, sessions stay."""
         self.model = model
         self.corrections = Corrections(model.levels)
-        self._levels: tuple[float, ...] = tuple(model.levels.tolist())
+        self._levels: tuple[float, ...] = (0.0, *model.levels.tolist(), 1.0)
         self._known_tasks = frozenset(model.gate.tasks)
         self._known_models = frozenset(model.models)
 
@@ -95,23 +99,39 @@ class MoEPredictor:
         quantiles, weights = model.predict(
             features, [view.model for view in views], [info.task for info in infos]
         )
-        raws = quantiles.astype(np.float64)
-        first = weights[:, :-1].argmax(axis=1) if model.gate.tasks else None
-        made = []
-        for row, (info, view, session) in enumerate(zip(infos, views, sessions, strict=True)):
-            raw = raws[row]
-            task = info.task
-            if task is None and first is not None:
-                top = first[row]
-                clear = weights[row, top] >= CLEAR_TASK * model.gate.declared[top]
-                task = model.gate.tasks[top] if clear else ""
-            key = ((task or "")[:MAX_LABEL], view.model[:MAX_LABEL])
-            state = self.corrections.get(key)
-            shift = session_shift(session.residual, session.count) if session else 0.0
-            final = state.correct(raw, shift) if state else raw + shift
-            kept = features.row(row) if self._keep_features else None
-            made.append(Predicted(self._levels, final, self._cap(info), raw, key, model, kept))
-        return made
+        raw = quantiles.astype(np.float64)
+        keys = [
+            (task[:MAX_LABEL], view.model[:MAX_LABEL])
+            for task, view in zip(self._tasks(infos, weights), views, strict=True)
+        ]
+        shifts = [session_shift(s.residual, s.count) if s else 0.0 for s in sessions]
+        final = self.corrections.apply(raw, keys, shifts)
+        whole = with_ends(final, model.levels).tolist()
+        return [
+            Predicted(
+                self._levels,
+                whole[i],
+                self._cap(info),
+                raw[i],
+                final[i],
+                keys[i],
+                model,
+                features.row(i) if self._keep_features else None,
+            )
+            for i, info in enumerate(infos)
+        ]
+
+    def _tasks(self, infos: Sequence[RequestInfo], weights: F32) -> list[str]:
+        """The task that each request's corrections are kept under: as declared, else as the gate sees it."""
+        tasks, declared = self.model.gate.tasks, self.model.gate.declared
+        if not tasks:
+            return [info.task or "" for info in infos]
+        first = weights[:, :-1].argmax(axis=1)
+        clear = weights[np.arange(len(first)), first] >= CLEAR_TASK * declared[first]
+        return [
+            info.task if info.task is not None else tasks[top] if sure else ""
+            for info, top, sure in zip(infos, first.tolist(), clear.tolist(), strict=True)
+        ]
 
     def observe(
         self, info: RequestInfo, output_len: int, predicted: LengthDistribution | None = None
@@ -133,10 +153,10 @@ class MoEPredictor:
         self._sessions.add(info.session, info.prompt_len, output_len, residual)
 
     def _cap(self, info: RequestInfo) -> float:
-        limits = [info.context_left]
-        if self._use_max_tokens:
-            limits.append(info.max_tokens)
-        return float(min((limit for limit in limits if limit), default=math.inf))
+        cap: float = info.context_left or math.inf
+        if self._use_max_tokens and info.max_tokens and info.max_tokens < cap:
+            cap = info.max_tokens
+        return cap
 
 
 def _bare_view(info: RequestInfo) -> RequestView:

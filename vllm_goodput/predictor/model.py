@@ -70,11 +70,12 @@ class Gate:
         total = claims.sum(axis=1, keepdims=True)
         weights = np.empty((len(scores), len(self.tasks) + 1), dtype=np.float32)
         weights[:, :-1] = claims * self.declared / np.maximum(1.0, total)
-        for row, task in enumerate(tasks):
-            if task in self.tasks:
-                index = self.tasks.index(task)
-                weights[row, :-1] = 0.0
-                weights[row, index] = self.declared[index]
+        index = {task: number for number, task in enumerate(self.tasks)}
+        at = np.array([index.get(task, -1) if task else -1 for task in tasks], dtype=np.int64)
+        told = np.flatnonzero(at >= 0)
+        if len(told):
+            weights[told, :-1] = 0.0
+            weights[told, at[told]] = self.declared[at[told]]
         weights[:, -1] = 1.0 - weights[:, :-1].sum(axis=1)
         return weights
 
@@ -107,9 +108,9 @@ class MoEModel:
             features.ends, features.indices, features.weights, self.heads.weights, out, 0
         )
         out += self.heads.bias
-        for row, index in enumerate(known):
-            if index >= 0:
-                out[row] += self.heads.model_bias[index]
+        at = np.asarray(known)
+        rows = np.flatnonzero(at >= 0)
+        out[rows] += self.heads.model_bias[at[rows]]
         return out
 
     def predict(
@@ -149,9 +150,9 @@ def assemble(dense: F32, scores: F32, known: Sequence[int], models: int) -> F32:
     rows = np.zeros((len(dense), width + models), dtype=np.float32)
     rows[:, : dense.shape[1]] = dense
     rows[:, dense.shape[1] : width] = scores
-    for row, index in enumerate(known):
-        if index >= 0:
-            rows[row, width + index] = 1.0
+    at = np.asarray(known)
+    seen = np.flatnonzero(at >= 0)
+    rows[seen, width + at[seen]] = 1.0
     return rows
 
 

@@ -36,6 +36,7 @@ MAX_CONFORMAL = 2.0
 MAX_RESIDUAL = 3.0  # a single outlier moves a mean by no more
 
 Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 _LOG_EDGES = np.log(EDGES)
 # Middle of a bucket, in log length.
 _HALF_BUCKET = 0.5 * math.log(2.0) / PER_OCTAVE
@@ -67,18 +68,8 @@ class KeyState:
         self._residual = 0.0  # fading mean
         self.odds = KNOWN_ODDS if known else NEW_ODDS
         self.counts = np.zeros(BUCKETS)
-        self.histogram: Vector | None = None
+        self.histogram = np.zeros(len(levels))  # its quantiles, log; of no use before `count` is 1
         self.conformal = np.zeros(len(levels))
-
-    def correct(self, raw: Vector, session_shift: float) -> Vector:
-        """Corrected log quantiles of a request whose model quantiles are `raw`."""
-        out = raw + (self.shift + session_shift)
-        if self.histogram is not None:
-            share = self.model_share
-            out = share * out + (1.0 - share) * self.histogram
-        out = out + self.conformal
-        out.sort()
-        return out
 
     @property
     def shift(self) -> float:
@@ -116,7 +107,7 @@ class KeyState:
 
     def _weigh(self, raw: Vector, log_len: float) -> None:
         """Move the odds by how well model and histogram would have predicted this length."""
-        if self.histogram is None:
+        if not self.count:
             return
         model = _loss(raw + self.shift, log_len, self._levels)
         histogram = _loss(self.histogram, log_len, self._levels)
@@ -150,9 +141,35 @@ class Corrections:
         self._max = max_keys
         self._keys: OrderedDict[tuple[str, str], KeyState] = OrderedDict()
 
-    def get(self, key: tuple[str, str]) -> KeyState | None:
-        """State of a key; None if nothing of it has finished yet."""
-        return self._keys.get(key)
+    def apply(
+        self, raw: Matrix, keys: Sequence[tuple[str, str]], session_shifts: Sequence[float]
+    ) -> Matrix:
+        """Corrected log quantiles.
+
+        Args:
+            raw: [n, levels], the model's log quantiles of n requests.
+            keys: of the requests.
+            session_shifts: by their sessions.
+
+        Returns:
+            [n, levels], non-decreasing along the levels.
+        """
+        states = [self._keys.get(key) for key in keys]
+        shifts = [
+            session + (state.shift if state else 0.0)
+            for session, state in zip(session_shifts, states, strict=True)
+        ]
+        out = raw + np.array(shifts)[:, None]
+        seen = [row for row, state in enumerate(states) if state]
+        if seen:
+            # A state has been observed at least once, so it has a histogram.
+            found = [state for state in states if state]
+            share = np.array([state.model_share for state in found])[:, None]
+            histogram = np.array([state.histogram for state in found])
+            conformal = np.array([state.conformal for state in found])
+            out[seen] = share * out[seen] + (1.0 - share) * histogram + conformal
+        out.sort(axis=1)
+        return out
 
     def of(self, key: tuple[str, str], known: bool) -> KeyState:
         """State of a key, made if need be."""

@@ -8,26 +8,31 @@ Text is kept as bounded windows, so that neither memory nor time grows with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 # A window keeps this many characters from the head of a text and from its tail.
-LAST_HEAD, LAST_TAIL = 512, 512
-FIRST_HEAD, FIRST_TAIL = 512, 0
-ANSWER_HEAD, ANSWER_TAIL = 256, 256
+LAST_HEAD, LAST_TAIL = 384, 384
+FIRST_HEAD, FIRST_TAIL = 384, 0
+ANSWER_HEAD, ANSWER_TAIL = 192, 192
 # Stands between head and tail of a cut text; no n-gram spans it.
 BREAK = "\0"
 
 ROLES = ("user", "tool", "assistant", "system", "function", "developer")
 # What constrains the answer's form, in rising order.
 PLAIN, JSON_OBJECT, JSON_SCHEMA, GRAMMAR = range(4)
+GRAMMAR_FIELDS = ("structured_outputs", "guided_grammar", "guided_regex", "guided_choice")
+TOOL_ROLES = ("tool", "function")
 MAX_TURNS = 1000
+# Of a conversation, so many of the latest answers are measured, and so many messages searched for a repetition.
+KNOWN_ANSWERS = 4
+REPEAT_MESSAGES = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: that would double the time to make one
 class RequestView:
-    """A request as the predictor sees it.
+    """A request as the predictor sees it; never changed once made.
 
     Args:
         model: name of the model asked for.
@@ -106,66 +111,70 @@ def view_of(
         text = _prompt_text(body.get("prompt"))
         return RequestView(last=_last(text), last_chars=len(text), **common)
     messages = body.get("messages")
-    parts = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
-    return _chat_view(parts, tokens_per_char, common)
+    if not isinstance(messages, list):
+        return RequestView(**common)
+    if not all(isinstance(m, dict) for m in messages):
+        messages = [m for m in messages if isinstance(m, dict)]
+    return _chat_view(messages, tokens_per_char, common)
 
 
 def _chat_view(
-    messages: Sequence[Mapping[str, Any]], tokens_per_char: float, common: dict[str, Any]
+    messages: list[dict[str, Any]], tokens_per_char: float, common: dict[str, Any]
 ) -> RequestView:
     if not messages:
         return RequestView(**common)
-    *earlier, newest = messages
+    newest = messages[-1]
+    roles = [m.get("role") for m in messages]
+    role = roles.pop()
     last = message_text(newest)
-    role = newest.get("role")
-    answers = [m for m in earlier if m.get("role") == "assistant"]
-    latest = message_text(answers[-1]) if answers else ""
-    first = _instructions(earlier)
+    first = _instructions(messages, roles)
+    answers = [i for i, r in enumerate(roles) if r == "assistant"] if "assistant" in roles else []
+    latest = [message_text(messages[i]) for i in answers[-KNOWN_ANSWERS:]]
+    answer = latest[-1] if latest else ""
+    content = newest.get("content")
     return RequestView(
         last=_last(last),
         first=window(first, FIRST_HEAD, FIRST_TAIL),
-        answer=window(latest, ANSWER_HEAD, ANSWER_TAIL),
+        answer=window(answer, ANSWER_HEAD, ANSWER_TAIL),
         last_chars=len(last),
         first_chars=len(first),
-        answer_chars=len(latest),
+        answer_chars=len(answer),
         turn=min(len(answers), MAX_TURNS),
-        answer_lens=tuple(max(1.0, len(message_text(m)) * tokens_per_char) for m in answers[-8:]),
-        repeats=any(
-            m.get("role") == role and m.get("content") == newest.get("content")
-            for m in earlier[-32:]
-        ),
+        answer_lens=tuple([max(1.0, len(text) * tokens_per_char) for text in latest]),
+        repeats=any(m.get("content") == content for m in messages[-REPEAT_MESSAGES:-1]),
         role=ROLES.index(role) if role in ROLES else 0,
-        tool_results=sum(m.get("role") in ("tool", "function") for m in messages),
+        tool_results=roles.count("tool") + roles.count("function") + (role in TOOL_ROLES),
         **common,
     )
 
 
-def message_text(message: Mapping[str, Any]) -> str:
+def message_text(message: dict[str, Any]) -> str:
     """Text of a chat message, its tool calls' names and arguments included."""
     content = message.get("content")
-    text = content if isinstance(content, str) else ""
-    if isinstance(content, list):
-        parts = (part.get("text") for part in content if isinstance(part, Mapping))
-        text = "\n".join(part for part in parts if isinstance(part, str))
     calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
-            text += f"{function.get('name')} {function.get('arguments')}"
-    return text
+    if isinstance(content, str):
+        text = content
+    elif isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        text = "\n".join(part for part in parts if isinstance(part, str))
+    else:
+        text = ""
+    if not calls or not isinstance(calls, list):
+        return text
+    functions = (call.get("function") for call in calls if isinstance(call, dict))
+    return text + "\n".join(
+        f"{f.get('name')} {f.get('arguments')}" for f in functions if isinstance(f, dict)
+    )
 
 
-def _instructions(earlier: Sequence[Mapping[str, Any]]) -> str:
-    """The system message and the first user message, as far as the window can hold."""
-    found: list[str] = []
-    for role in ("system", "user"):
-        message = next((m for m in earlier[:8] if m.get("role") == role), None)
-        if message is not None:
-            found.append(message_text(message))
-    # Each gets its share of the window; one alone gets all of it.
-    if len(found) == 2:
-        found[0] = found[0][: max(FIRST_HEAD // 2, FIRST_HEAD - len(found[1]))]
-    return "\n".join(found)
+def _instructions(messages: list[dict[str, Any]], roles: list[Any]) -> str:
+    """The system message and the first user message but the last, as far as the window can hold."""
+    system = message_text(messages[roles.index("system")]) if "system" in roles else ""
+    user = message_text(messages[roles.index("user")]) if "user" in roles else ""
+    if not system or not user:
+        return system or user
+    # Each gets its share of the window.
+    return f"{system[: max(FIRST_HEAD // 2, FIRST_HEAD - len(user))]}\n{user[:FIRST_HEAD]}"
 
 
 def _last(text: str) -> str:
@@ -181,13 +190,14 @@ def _prompt_text(prompt: Any) -> str:
 
 
 def _form(body: Mapping[str, Any]) -> int:
-    if any(body.get(name) for name in ("structured_outputs", "guided_grammar", "guided_regex")):
-        return GRAMMAR
-    wanted = body.get("response_format")
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
-    if kind == "json_schema" or body.get("guided_json"):
+    if "response_format" in body:
+        wanted = body["response_format"]
+        kind = wanted.get("type") if isinstance(wanted, dict) else None
+        if kind in ("json_schema", "json_object"):
+            return JSON_SCHEMA if kind == "json_schema" else JSON_OBJECT
+    if body.get("guided_json"):
         return JSON_SCHEMA
-    return JSON_OBJECT if kind == "json_object" else PLAIN
+    return GRAMMAR if any(body.get(name) for name in GRAMMAR_FIELDS) else PLAIN
 
 
 def _stops(stop: Any) -> int:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,11 @@ class RequestInfo:
     excluded: frozenset[str] = field(default=frozenset())
     context_left: int | None = None
     view: RequestView | None = field(default=None, repr=False)
+
+    def output_cap(self, use_max_tokens: bool) -> float:
+        """No output is longer, tokens; inf where nothing tells. `use_max_tokens`: the request's own limit counts."""
+        limits = (self.max_tokens if use_max_tokens else None, self.context_left)
+        return float(min((limit for limit in limits if limit), default=math.inf))
 
     @property
     def deadline_s(self) -> float:
