@@ -46,7 +46,9 @@ def over_time(rows: Rows) -> Figure:
         "side": "right",
         "range": [0, 1.02],
     }
-    return new_figure("Goodput and attainment over time", data, "arrival (s)", "req/s", yaxis2=right)
+    return new_figure(
+        "Goodput and attainment over time", data, "arrival (s)", "req/s", yaxis2=right
+    )
 
 
 def latency_cdf(rows: Rows, metric: str) -> Figure | None:
@@ -82,7 +84,9 @@ def ratio_cdf(groups: Mapping[str, Rows]) -> Figure | None:
             data.append(curve(name, *_cdf(ratios, len(with_slo))))
     if not data:
         return None
-    figure = new_figure("Latency / SLO", data, "latency / SLO (worst metric)", "fraction of offered")
+    figure = new_figure(
+        "Latency / SLO", data, "latency / SLO (worst metric)", "fraction of offered"
+    )
     figure["layout"]["shapes"] = [_vertical(1.0)]
     figure["layout"]["xaxis"]["range"] = [0, 3]
     return figure

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""`vllm-goodput train`: a model of output lengths from finished requests, and how good it is."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vllm_goodput import __version__
+from vllm_goodput.cli.interrupts import exit_on_interrupt
+from vllm_goodput.cli.output import check_output_paths, make_console, write_whole
+from vllm_goodput.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_goodput.predictor.dataset import Examples
+    from vllm_goodput.predictor.evaluation import Predictions
+    from vllm_goodput.predictor.progress import TrainProgress
+    from vllm_goodput.predictor.training import TrainSettings
+
+MAX_NAMES = 100  # tasks and models that the card counts one by one
+# Per setting: least and greatest value, and what it is.
+SETTINGS: dict[str, tuple[float, float, str]] = {
+    "seed": (0, 2**31 - 1, "seed of everything random"),
+    "folds": (2, 100, "parts of the data that are in turn left out to judge and to calibrate"),
+    "rounds": (1, 10_000, "trees of the general expert"),
+    "depth": (1, 16, "depth of its trees"),
+    "learning_rate": (1e-4, 1.0, "weight of each of its trees"),
+    "min_rows": (1, 1_000_000, "least rows in a leaf of its trees"),
+    "expert_rounds": (1, 10_000, "trees of each task's expert"),
+    "expert_depth": (1, 16, "depth of their trees"),
+    "expert_learning_rate": (1e-4, 1.0, "weight of each of their trees"),
+    "expert_min_rows": (1, 1_000_000, "least rows in a leaf of their trees"),
+    "length_penalty": (0.0, 1e9, "ridge penalty of the text's scores of the length"),
+    "task_penalty": (0.0, 1e9, "ridge penalty of the text's scores of the task"),
+    "masked": (0.0, 1.0, "fraction of rows seen again without model and session"),
+    "threads": (0, 4096, "threads to train with; 0 is one per core"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags."""
+    from vllm_goodput.predictor.training import TrainSettings
+
+    data = parser.add_argument_group(
+        "data", "At least one of --pairs and --log; both may be given."
+    )
+    data.add_argument(
+        "--pairs",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATH",
+        help="JSONL files, or folders of *.jsonl, of requests with task, model, session, turn, prompt, output, "
+        "prompt_tokens and output_tokens",
+    )
+    data.add_argument(
+        "--log",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATH",
+        help="logs of finished requests that a gateway has collected",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", default="model.npz", metavar="PATH", help="model file")
+    output.add_argument("--report", metavar="PATH", help="write a self-contained HTML report")
+    output.add_argument("--card", metavar="PATH", help="write the model's card as JSON, too")
+    output.add_argument(
+        "--date",
+        metavar="ISO",
+        help="date in the card (ISO 8601, UTC if it names no zone); now if not given. With the same data, settings "
+        "and threads, equal dates give equal files",
+    )
+    output.add_argument(
+        "--note",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="kept in the card, e.g. the data's licence; repeatable",
+    )
+    settings = parser.add_argument_group("training")
+    for setting in fields(TrainSettings):
+        low, high, text = SETTINGS[setting.name]
+        settings.add_argument(
+            f"--{setting.name.replace('_', '-')}",
+            type=type(setting.default),
+            default=setting.default,
+            metavar="N" if isinstance(setting.default, int) else "X",
+            help=f"{text}; from {low:g} to {high:g}",
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, judge, then write; what was there before stays until everything is known."""
+    from vllm_goodput.predictor import report, store
+    from vllm_goodput.predictor.evaluation import Predictions
+    from vllm_goodput.predictor.progress import TrainProgress
+    from vllm_goodput.predictor.training import fit
+
+    settings, date = _settings(args), _date(args.date)
+    check_output_paths(args.output, args.report, args.card, inputs=[*args.pairs, *args.log])
+    with TrainProgress(make_console(stderr=True)) as progress:
+        data = _read(args, progress)
+        progress.expect(_stages(data))
+        with exit_on_interrupt():
+            trained = fit(data, settings, progress.stage)
+    model = trained.model
+    predictions = Predictions(data.output_len, data.task, trained.held_out, model.levels)
+    card = _card(data, settings, predictions, date, args.note)
+    trained = replace(trained, model=replace(model, card=card))
+    page = report.render(predictions, trained.model, trained.trees) if args.report else ""
+    store.save(Path(args.output), trained)
+    if args.report:
+        write_whole(args.report, page.encode())
+    if args.card:
+        write_whole(args.card, _json(card))
+    _print(args.output, predictions)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> TrainSettings:
+    from vllm_goodput.predictor.training import TrainSettings
+
+    for name, (low, high, _) in SETTINGS.items():
+        value = getattr(args, name)
+        if not low <= value <= high:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} must be from {low:g} to {high:g}, got {value}")
+    return TrainSettings(**{name: getattr(args, name) for name in SETTINGS})
+
+
+def _date(text: str | None) -> str:
+    """The card's date: UTC, whole seconds."""
+    try:
+        date = datetime.now(UTC) if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--date must be like 2026-01-31 or 2026-01-31T12:00:00+00:00, got {text!r}"
+        ) from None
+    date = date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
+    return date.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _read(args: argparse.Namespace, progress: TrainProgress) -> Examples:
+    from vllm_goodput.predictor.dataset import concat, read_pairs
+
+    parts = []
+    if args.pairs:
+        parts.append(read_pairs([Path(path) for path in args.pairs], progress.rows))
+    if args.log:
+        from vllm_goodput.predictor.log import read_log
+
+        parts.append(read_log([Path(path) for path in args.log], progress.rows))
+    if not parts:
+        raise ConfigError("nothing to train on; give --pairs or --log")
+    return concat(parts) if len(parts) > 1 else parts[0]
+
+
+def _stages(data: Examples) -> int:
+    """Stages that training is going to announce: heads, general expert, one per task, calibration."""
+    from vllm_goodput.predictor.training import MIN_TASK_ROWS
+
+    names, counts = np.unique(data.task, return_counts=True)
+    return 3 + int(((counts >= MIN_TASK_ROWS) & (names != "")).sum())
+
+
+def _card(
+    data: Examples,
+    settings: TrainSettings,
+    predictions: Predictions,
+    date: str,
+    notes: list[str],
+) -> dict[str, object]:
+    """What the model was trained on and how well it did, for people."""
+    from vllm_goodput.predictor.features import FEATURE_VERSION
+
+    per_task = {name: scores.as_dict() for name, scores in predictions.per_task().items()}
+    return {
+        "date": date,
+        "vllm_goodput": __version__,
+        "feature_version": FEATURE_VERSION,
+        "data": {
+            "files": data.source,
+            "rows": len(data),
+            "sessions": len(np.unique(data.session)),
+            "tasks": _counts(data.task),
+            "models": _counts(data.model),
+        },
+        "settings": asdict(settings),
+        "metrics": {"overall": predictions.overall().as_dict(), "tasks": per_task},
+        "notes": notes,
+    }
+
+
+def _counts(names: np.ndarray[Any, Any]) -> dict[str, int]:
+    """Rows per name, the most frequent first; there may be any number of names in a log."""
+    found = Counter(names.tolist()).most_common()
+    rest = sum(count for _, count in found[MAX_NAMES:])
+    return dict(found[:MAX_NAMES]) | ({"(others)": rest} if rest else {})
+
+
+def _json(card: dict[str, object]) -> bytes:
+    import orjson
+
+    return orjson.dumps(card, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _print(path: str, predictions: Predictions) -> None:
+    from vllm_goodput.bench.report import terminal_table
+    from vllm_goodput.predictor.report import CAPTION, COLUMNS, score_rows
+
+    console = make_console(stderr=False)
+    console.print(terminal_table("held out", COLUMNS, score_rows(predictions)))
+    console.print(CAPTION, markup=False, highlight=False)
+    console.print(f"model: {path}", markup=False, highlight=False, soft_wrap=True)
