@@ -148,6 +148,34 @@ class ProbeConfig(Model):
     timeout_s: Positive = 120.0
 
 
+class TrainingLogConfig(Model):
+    """A log of finished requests to train from: features and lengths, no text."""
+
+    path: str
+    # Of the file and the rotated one beside it together.
+    max_mb: Positive = 256.0
+
+
+class PredictorConfig(Model):
+    """What predicts output lengths."""
+
+    # learned: by a trained model, corrected by every request that finishes; histogram: a running histogram per task;
+    # constant: always initial_output_len; max_tokens: the request's max_tokens, the truth where a replayed trace
+    # carries it there.
+    kind: Literal["learned", "histogram", "constant", "max_tokens"] = "learned"
+    # Path of a model file that `vllm-goodput train` made; the package's own model if left out.
+    model: str | None = None
+    # How often the model file is looked at; a changed one replaces the running model.
+    reload_s: Positive = 5.0
+    log: TrainingLogConfig | None = None
+
+    @model_validator(mode="after")
+    def _loggable(self) -> PredictorConfig:
+        if self.log is not None and self.kind != "learned":
+            raise ValueError(f"log: only kind 'learned' looks at what is logged, got {self.kind!r}")
+        return self
+
+
 class RouterConfig(Model):
     """Policy and its parameters."""
 
@@ -162,6 +190,7 @@ class RouterConfig(Model):
     use_max_tokens: bool = True
     # Requests held for capacity at once; more are rejected as saturated.
     max_held: Annotated[int, Field(strict=True, ge=0)] = 1000
+    predictor: PredictorConfig = PredictorConfig()
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
 
 
