@@ -19,12 +19,14 @@ class FakeVLLM:
     Args:
         token_s: seconds per output token.
         model: name served.
+        max_model_len: its context, if told.
         fault: None, or one of: refuse (503), crash (drops the connection at once), cut (drops it after two tokens),
             error (an error event in the stream), stall (falls silent after two tokens), 500, silent (never answers).
     """
 
     token_s: float = 0.002
     model: str = "tiny"
+    max_model_len: int | None = None
     fault: str | None = None
     url: str = ""
     seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
@@ -52,7 +54,8 @@ class FakeVLLM:
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model}]})
+        card = {"id": self.model, "max_model_len": self.max_model_len}
+        return web.json_response({"object": "list", "data": [card]})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from vllm_goodput.config import PoolConfig
 from vllm_goodput.errors import DeployError, RequestError
+from vllm_goodput.gateway.lengths import Lengths
 from vllm_goodput.gateway.membership import Member, Membership
 from vllm_goodput.gateway.metrics import GatewayMetrics
 from vllm_goodput.gateway.proxy import Proxy, error_response
@@ -34,11 +36,12 @@ class Gateway:
 
     def __init__(self, config: PoolConfig, session: aiohttp.ClientSession) -> None:
         self.config = config
-        self.router = Router(config.router)
+        self.metrics = GatewayMetrics(lambda: self.router.instances.values())
+        self.lengths = Lengths(config.router, self.metrics)
+        self.router = Router(config.router, self.lengths.predictor)
         members = [Member(c, Upstream(c, session)) for c in config.instances]
         self.membership = Membership(config, self.router, members)
-        self.metrics = GatewayMetrics(lambda: self.router.instances.values())
-        self.proxy = Proxy(config, self.router, self.membership, self.metrics)
+        self.proxy = Proxy(config, self.router, self.membership, self.metrics, self.lengths)
 
     async def models(self, _: web.Request) -> web.Response:
         """GET /v1/models."""
@@ -118,8 +121,10 @@ def build_app(config: PoolConfig) -> web.Application:
             gateway = Gateway(config, session)
             app[GATEWAY] = gateway
             gateway.membership.start()
+            gateway.lengths.start()
             yield
             await gateway.membership.stop()
+            await gateway.lengths.stop()
 
     app.cleanup_ctx.append(life)
     _add_routes(app)
@@ -170,9 +175,10 @@ async def _openai_errors(request: web.Request, handler: Any) -> web.StreamRespon
 
 
 async def serve(config: PoolConfig) -> None:
-    """Run a gateway until SIGINT or SIGTERM.
+    """Run a gateway until SIGINT or SIGTERM; SIGHUP makes it load its length model again.
 
     Raises:
+        DataError: the length model cannot be loaded.
         DeployError: the address cannot be bound.
     """
     stop = asyncio.Event()
@@ -183,6 +189,7 @@ async def serve(config: PoolConfig) -> None:
         build_app(config), handler_cancellation=True, access_log=None, shutdown_timeout=5.0
     )
     await runner.setup()
+    _on_hangup(stop.set, runner.app[GATEWAY].lengths.reload)
     try:
         site = web.TCPSite(runner, config.host, config.port, backlog=4096)
         try:
@@ -197,3 +204,24 @@ async def serve(config: PoolConfig) -> None:
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
+
+
+def _on_hangup(stop: Callable[[], None], reload: Callable[[], None]) -> None:
+    """On SIGHUP reload; but stop if the terminal that we were started from has gone (unless nohup forbids it)."""
+    bound = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+    def hung_up() -> None:
+        if bound and not _has_terminal():
+            stop()
+        else:
+            reload()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

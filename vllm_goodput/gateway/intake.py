@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
 from vllm_goodput.errors import BadRequestError, RequestError
+from vllm_goodput.gateway.lengths import Lengths
 from vllm_goodput.gateway.prompt_len import PromptLengths
 from vllm_goodput.router import RequestInfo
 from vllm_goodput.slo import SLO, internal_fields, request_slo
@@ -44,9 +45,24 @@ class Intake:
     request_id: str
 
 
-async def take(
-    request: web.Request, default: SLO, lengths: PromptLengths, arrival_s: float
-) -> Intake:
+@dataclass(frozen=True)
+class Known:
+    """What the gateway knows that helps to read a request.
+
+    Args:
+        slo: default objectives.
+        prompt_lens: estimates prompt tokens.
+        context_len: model name asked for, or None -> tokens of its context, or None.
+        lengths: makes what the length predictor wants to see.
+    """
+
+    slo: SLO
+    prompt_lens: PromptLengths
+    context_len: Callable[[str | None], int | None]
+    lengths: Lengths
+
+
+async def take(request: web.Request, known: Known, arrival_s: float) -> Intake:
     """Read and check a generation request.
 
     Raises:
@@ -56,20 +72,28 @@ async def take(
     chat = request.path.endswith("/chat/completions")
     raw = await _read(request)
     body = _decode(raw)
-    slo = request_slo(request.headers.items(), body, default, time.time())
+    slo = request_slo(request.headers.items(), body, known.slo, time.time())
     if internal_fields(body):
         body = _without_internal(body)
         raw = orjson.dumps(body)
+    prompt_len = known.prompt_lens.estimate(body, chat)
+    max_tokens = _max_tokens(body, chat)
+    model = _model(body)
+    context_len = known.context_len(model)
     info = RequestInfo(
         request_id=uuid.uuid4().hex,
-        prompt_len=lengths.estimate(body, chat),
+        prompt_len=prompt_len,
         arrival_s=arrival_s,
         slo=slo.slo,
         task=slo.task,
         session=slo.session,
-        max_tokens=_max_tokens(body, chat),
-        model=_model(body),
+        max_tokens=max_tokens,
+        model=model,
         streaming=body.get("stream") is True,
+        context_left=None if context_len is None else max(1, context_len - prompt_len),
+        view=known.lengths.view(
+            body, chat, prompt_len, max_tokens, known.prompt_lens.tokens_per_char(body)
+        ),
     )
     return Intake(raw, body, chat, info, _request_id(request, info.request_id))
 

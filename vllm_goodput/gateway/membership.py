@@ -29,7 +29,7 @@ class Member:
     def __init__(self, config: InstanceConfig, upstream: Upstream) -> None:
         self.config = config
         self.upstream = upstream
-        self.models: list[str] = []
+        self.models: dict[str, int | None] = {}  # name -> context length, where known
         self.info: dict[str, Any] | None = None
         self.measured_s = 0.0
         self.state = "joining"  # joining | healthy | unhealthy
@@ -43,7 +43,7 @@ class Member:
             "name": self.config.name,
             "url": self.config.url,
             "state": self.state,
-            "models": self.models,
+            "models": list(self.models),
             "info": self.info,
         }
 
@@ -97,6 +97,16 @@ class Membership:
         healthy = (m for m in self.members.values() if m.state == "healthy")
         return list(dict.fromkeys(name for m in healthy for name in m.models))
 
+    def context_len(self, model: str | None) -> int | None:
+        """The smallest context known of the instances that serve a model (None: any model), tokens."""
+        known = (
+            length
+            for member in self.members.values()
+            for name, length in member.models.items()
+            if length is not None and model in (None, name)
+        )
+        return min(known, default=None)
+
     def ready(self) -> bool:
         """Whether every instance has been tried and one at least takes requests."""
         states = self.members.values()
@@ -149,7 +159,9 @@ class Membership:
         if not self._config.probe.enabled or not member.models:
             return
         speed = SpeedEstimator()
-        if await probe(member.upstream, member.models[0], speed, self._config.probe.timeout_s):
+        if await probe(
+            member.upstream, next(iter(member.models)), speed, self._config.probe.timeout_s
+        ):
             self._router.instances[member.config.name].speed = speed
 
     def _doubtful(self, member: Member) -> bool:

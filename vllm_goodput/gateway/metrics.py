@@ -42,7 +42,33 @@ class GatewayMetrics:
             buckets=(0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4),
             registry=self.registry,
         )
+        self.predictor_failures = self._counter(
+            "goodput_predictor_failures",
+            "Requests that the length predictor failed on; a histogram stood in.",
+        )
+        self.swaps = self._counter(
+            "goodput_predictor_swaps", "Length models that replaced the running one."
+        )
+        self.swap_failures = self._counter(
+            "goodput_predictor_swap_failures", "Changed model files that could not be loaded."
+        )
+        self.log_dropped = self._counter(
+            "goodput_training_log_dropped", "Finished requests missing from the training log."
+        )
+        self._loaded = Gauge(
+            "goodput_predictor_loaded_timestamp_seconds",
+            "When the running length predictor was loaded, Unix time.",
+            ["kind", "model"],
+            registry=self.registry,
+        )
         self.registry.register(_Instances(instances))
+
+    def predictor_loaded(self, kind: str, model: str | None) -> None:
+        """A predictor of this kind runs from now on; `model` is its file, if it is not the package's own."""
+        self._loaded.labels(kind, model or "").set_to_current_time()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, ["instance"], buckets=SECONDS, registry=self.registry)

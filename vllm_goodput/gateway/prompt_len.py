@@ -21,19 +21,27 @@ class PromptLengths:
     def estimate(self, body: Mapping[str, Any], chat: bool) -> int:
         """Prompt tokens of a completion or chat body."""
         exact, chars = measure(body, chat)
-        ratio = self._ratio.get(str(body.get("model")), INITIAL_TOKENS_PER_CHAR)
-        return max(1, exact + round(chars * ratio))
+        return max(1, exact + round(chars * self.tokens_per_char(body)))
+
+    def tokens_per_char(self, body: Mapping[str, Any]) -> float:
+        """The ratio of the model that the body asks for."""
+        return self._ratio.get(_model(body), INITIAL_TOKENS_PER_CHAR)
 
     def learn(self, body: Mapping[str, Any], chat: bool, prompt_len: int) -> None:
         """The true prompt length of a body."""
         exact, chars = measure(body, chat)
-        model = str(body.get("model"))
+        model = _model(body)
         if chars < 16 or prompt_len <= exact:
             return
         if model not in self._ratio and len(self._ratio) >= MAX_MODELS:
             return
         old = self._ratio.get(model, INITIAL_TOKENS_PER_CHAR)
         self._ratio[model] = old + WEIGHT * ((prompt_len - exact) / chars - old)
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    model = body.get("model")
+    return model if isinstance(model, str) else ""
 
 
 def measure(body: Mapping[str, Any], chat: bool) -> tuple[int, int]:

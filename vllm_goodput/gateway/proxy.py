@@ -13,11 +13,13 @@ from aiohttp import web
 
 from vllm_goodput.config import GatewayConfig
 from vllm_goodput.errors import RejectedError, RequestError
-from vllm_goodput.gateway.intake import Intake, take
+from vllm_goodput.gateway.intake import Intake, Known, take
+from vllm_goodput.gateway.lengths import Lengths
 from vllm_goodput.gateway.membership import Membership
 from vllm_goodput.gateway.metrics import GatewayMetrics
 from vllm_goodput.gateway.prompt_len import PromptLengths
 from vllm_goodput.gateway.relay import AttemptFailed, ClientGoneError, Outcome, Relay
+from vllm_goodput.predictor import LengthDistribution
 from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo, Router
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class Proxy:
         router: decides; told of everything that happens.
         membership: instances by name.
         metrics: counters.
+        lengths: predicts output lengths.
     """
 
     def __init__(
@@ -43,12 +46,15 @@ class Proxy:
         router: Router,
         membership: Membership,
         metrics: GatewayMetrics,
+        lengths: Lengths,
     ) -> None:
         self._config = config
         self._router = router
         self._membership = membership
         self._metrics = metrics
-        self._lengths = PromptLengths()
+        self._lengths = lengths
+        self._prompt_lens = PromptLengths()
+        self._known = Known(config.slo.slo, self._prompt_lens, membership.context_len, lengths)
         self._open = 0
         self._held = 0
 
@@ -60,7 +66,7 @@ class Proxy:
         self._open += 1
         self._metrics.open.set(self._open)
         try:
-            intake = await take(request, self._config.slo.slo, self._lengths, arrival_s)
+            intake = await take(request, self._known, arrival_s)
             info = intake.info
             response, outcome = await self._serve(request, intake)
             outcome_name = self._judge(intake, outcome)
@@ -96,11 +102,12 @@ class Proxy:
         self._require_model(intake)
         relay = Relay(request, intake, self._router)
         info = intake.info
+        lengths = await self._lengths.predict(info)
         disconnected = False
         answer: web.Response | None = None
         for _ in range(MAX_ATTEMPTS):
             try:
-                dispatch = await self._place(info)
+                dispatch = await self._place(info, lengths)
             except RejectedError as rejection:
                 if answer is None or rejection.reason != "no-endpoints":
                     raise
@@ -127,13 +134,13 @@ class Proxy:
             f"{MAX_ATTEMPTS} instances failed to answer", status=502, code="upstream_failed"
         )
 
-    async def _place(self, info: RequestInfo) -> Dispatch:
+    async def _place(self, info: RequestInfo, lengths: LengthDistribution) -> Dispatch:
         """Ask the router until it dispatches or rejects."""
         held = False
         try:
             while True:
                 now_s = time.monotonic()
-                decision = self._router.route(info, now_s)
+                decision = self._router.route(info, now_s, lengths)
                 if isinstance(decision, Dispatch):
                     self._router.on_dispatched(info, decision, now_s)
                     return decision
@@ -173,7 +180,7 @@ class Proxy:
         if not outcome.complete:
             return
         if outcome.prompt_len is not None:
-            self._lengths.learn(intake.body, intake.chat, outcome.prompt_len)
+            self._prompt_lens.learn(intake.body, intake.chat, outcome.prompt_len)
         arrival_s = intake.info.arrival_s
         e2el_s = outcome.end_s - arrival_s
         self._metrics.e2el.labels(dispatch.instance).observe(e2el_s)

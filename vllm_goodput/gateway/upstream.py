@@ -89,8 +89,8 @@ class Upstream:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    async def models(self, timeout_s: float) -> list[str]:
-        """Names of the models it serves.
+    async def models(self, timeout_s: float) -> dict[str, int | None]:
+        """Names of the models it serves, each with its context length (max_model_len) where the instance tells.
 
         Raises:
             UpstreamError: no usable answer.
@@ -98,7 +98,8 @@ class Upstream:
         data = (await self._json("/v1/models", timeout_s)).get("data")
         if not isinstance(data, list):
             raise UpstreamError("/v1/models has no data list")
-        return [str(m["id"]) for m in data if isinstance(m, dict) and "id" in m]
+        cards = (m for m in data if isinstance(m, dict) and "id" in m)
+        return {str(card["id"]): _positive(card.get("max_model_len")) for card in cards}
 
     async def info(self, timeout_s: float) -> dict[str, Any] | None:
         """The plugin's /goodput/v1/info; None for a stock vLLM or without the pool's secret."""
@@ -149,6 +150,11 @@ def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]
     own = {"content-length", "date", "server", "x-request-id"}
     dropped = (HOP_HEADERS | own) - {"content-encoding"}
     return [(k, v) for k, v in headers if k.lower() not in dropped]
+
+
+def _positive(value: Any) -> int | None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if valid else None
 
 
 def _passes(name: str) -> bool:
