@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 
 import pytest
 
-from tests.fakes.length_model import save_model
+from tests.fakes.length_model import save_model, trained
 from vllm_goodput.cli import main
-from vllm_goodput.config import PoolConfig, RouterConfig, validate
+from vllm_goodput.config import PoolConfig, RouterConfig, load_yaml, validate
 from vllm_goodput.deploy.files import pool_yaml
 from vllm_goodput.errors import ConfigError, DataError
 from vllm_goodput.predictor import TaskHistogram
@@ -18,6 +20,7 @@ from vllm_goodput.predictor.constant import ConstantLength, MaxTokensLength
 from vllm_goodput.predictor.factory import make_predictor
 from vllm_goodput.predictor.guard import GuardedPredictor, Seldom
 from vllm_goodput.predictor.learned import MoEPredictor
+from vllm_goodput.predictor.store import dump, parse
 from vllm_goodput.router import RequestInfo, Router
 
 INSTANCES = [{"name": "a", "url": "http://127.0.0.1:1"}]
@@ -86,8 +89,6 @@ def test_settings_survive_being_written_for_the_gateway(tmp_path):
     pool = PoolConfig.model_validate({"instances": INSTANCES, "router": {"predictor": data}})
     path = tmp_path / "pool.yaml"
     path.write_text(pool_yaml(pool))
-    from vllm_goodput.config import load_yaml
-
     assert load_yaml(path, PoolConfig) == pool
 
 
@@ -167,3 +168,14 @@ def test_seldom(monkeypatch):
     assert [seldom.now(), seldom.now()] == [True, False]
     now_s = 161.0
     assert seldom.now()
+
+
+def test_a_damaged_model_file_is_a_data_error_whatever_is_damaged():
+    data = dump(trained(50))
+    rng = random.Random(0)
+    for _ in range(400):
+        damaged = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.choice([rng.randrange(200), -1 - rng.randrange(1500)])] = rng.randrange(256)
+        with contextlib.suppress(DataError):
+            parse(bytes(damaged), "model.npz")
