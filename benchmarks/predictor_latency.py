@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+"""Time that one prediction takes on one core, from a decoded OpenAI chat body to a quantile of its length."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from vllm_goodput.predictor.learned import MoEPredictor
+from vllm_goodput.predictor.model import MoEModel
+from vllm_goodput.predictor.view import view_of
+from vllm_goodput.router.types import RequestInfo
+
+Body = dict[str, Any]
+Request = tuple[int, Body, str | None]
+
+BATCH = 64
+LONG_CHARS = 100_000
+ASCII = (
+    "select the name of every singer whose concert was in 2014 and return {'id': 7, \"total\": 3.5} "
+    "from table_12 where x >= 10; def solve(items): # then explain each step, please.\n"
+)
+OTHER = "größte Zahl für naïve Ärzte 東京 の 人口 は 何人 ですか Сколько стоит билет 🙂 ¿cuántos"
+
+
+def ordinary(rng: random.Random) -> Body:
+    """A chat of one to nine messages of up to a few thousand characters."""
+    messages = [{"role": "system", "content": _text(rng, rng.randint(50, 2000), ASCII)}]
+    for _ in range(rng.randrange(5)):
+        messages.append({"role": "user", "content": _text(rng, rng.randint(20, 1500), ASCII)})
+        answer = _text(rng, rng.randint(20, 1500), ASCII)
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": _text(rng, rng.randint(20, 4000), ASCII)})
+    body: Body = {"messages": messages, "max_tokens": rng.choice([256, 1024, 4096])}
+    if rng.random() < 0.3:
+        body["tools"] = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(8)]
+    return body
+
+
+def long_ascii(rng: random.Random) -> Body:
+    """A long prompt."""
+    return {"messages": [{"role": "user", "content": _text(rng, LONG_CHARS, ASCII)}]}
+
+
+def long_other(rng: random.Random) -> Body:
+    """A long prompt in several scripts."""
+    return {"messages": [{"role": "user", "content": _text(rng, LONG_CHARS, OTHER)}]}
+
+
+KINDS: dict[str, Callable[[random.Random], Body]] = {
+    "ordinary": ordinary,
+    "100k characters": long_ascii,
+    "100k characters, not ASCII": long_other,
+}
+
+
+def _text(rng: random.Random, chars: int, words: str) -> str:
+    return " ".join(rng.choices(words.split(" "), k=chars // 2 + 1))[:chars]
+
+
+def measure(model: MoEModel, rounds: int, seed: int) -> list[dict[str, Any]]:
+    """Microseconds per request by kind of body, one at a time and in batches."""
+    found = []
+    for kind, make in KINDS.items():
+        rng = random.Random(seed)
+        models = [*model.models, "unknown"]
+        requests: list[Request] = [
+            (i, {**make(rng), "model": rng.choice(models)}, rng.choice([None, *model.gate.tasks]))
+            for i in range(BATCH)
+        ]
+        predictor = MoEPredictor(model)
+        # In service most sessions and kinds of requests have had some finish before.
+        for request in requests:
+            predictor.observe(_info(*request), 20 + 5 * request[0])
+        with one_core():
+            timed = {
+                "view alone": _views(requests, rounds),
+                "single": _singles(predictor, requests, rounds),
+                f"batch of {BATCH}": _batches(predictor, requests, rounds),
+            }
+        for name, micros in timed.items():
+            p50, p90 = np.quantile(micros, [0.5, 0.9])
+            row = {"bodies": kind, "call": name, "calls": len(micros)}
+            found.append(
+                {**row, "least_us": min(micros), "p50_us": float(p50), "p90_us": float(p90)}
+            )
+    return found
+
+
+def _info(number: int, body: Body, task: str | None) -> RequestInfo:
+    """As the gateway makes it; half of the requests are second turns of the others' sessions."""
+    limit = body.get("max_tokens")
+    return RequestInfo(
+        request_id=str(number),
+        prompt_len=500,
+        arrival_s=0.0,
+        task=task,
+        session=str(number % (BATCH // 2)),
+        max_tokens=limit,
+        model=body["model"],
+        view=view_of(body, True, 500, limit),
+    )
+
+
+def _views(requests: Sequence[Request], rounds: int) -> list[float]:
+    """The part of the time that is spent before the predictor is called."""
+    micros = []
+    for count in range(rounds + 1):
+        begin = time.perf_counter_ns()
+        for request in requests:
+            _info(*request)
+        if count:
+            micros.append((time.perf_counter_ns() - begin) / 1e3 / len(requests))
+    return micros
+
+
+def _singles(predictor: MoEPredictor, requests: Sequence[Request], rounds: int) -> list[float]:
+    micros = []
+    for count in range(rounds + 1):
+        for request in requests:
+            begin = time.perf_counter_ns()
+            predictor.predict(_info(*request)).quantile(0.9)
+            if count:  # the first round warms up
+                micros.append((time.perf_counter_ns() - begin) / 1e3)
+    return micros
+
+
+def _batches(predictor: MoEPredictor, requests: Sequence[Request], rounds: int) -> list[float]:
+    micros = []
+    for count in range(rounds + 1):
+        begin = time.perf_counter_ns()
+        for predicted in predictor.predict_batch([_info(*request) for request in requests]):
+            predicted.quantile(0.9)
+        if count:
+            micros.append((time.perf_counter_ns() - begin) / 1e3 / len(requests))
+    return micros
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this thread, and the threads that it starts, on one core where the system allows it."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
