@@ -134,14 +134,20 @@ async def test_a_changed_model_file_takes_over_without_a_restart(model, tmp_path
         def swaps(kind=""):
             return metric(gateway, f"goodput_predictor_swap{kind}")
 
+        def put(data):
+            # At once: a look at a file half written would count as one more failure.
+            part = tmp_path / "part"
+            part.write_bytes(data)
+            part.replace(path)
+
         assert await length() == pytest.approx(100, rel=0.15)
         save_model(path, 1000)
         await until(lambda: swaps("s_total") == 1)
         assert await length() == pytest.approx(1000, rel=0.15)
         for failures, damage in enumerate(
             (
-                lambda: path.write_bytes(path.read_bytes()[:1000]),
-                lambda: path.write_bytes(b""),
+                lambda: put(path.read_bytes()[:1000]),
+                lambda: put(b""),
                 path.unlink,
                 path.mkdir,
             ),
