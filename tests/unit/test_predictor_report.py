@@ -30,15 +30,21 @@ def predictions(lengths, tasks, medians, spread=1.0):
 
 
 def trees(*features):
-    """One tree that splits on these features, and what else Trees needs."""
-    nodes = len(features)
+    """One tree that splits on these features, each below the last one's right side, and what else Trees needs."""
+    splits = len(features)
+    feature = np.full(2 * splits + 1, -1, dtype=np.int16)
+    left = np.zeros(2 * splits + 1, dtype=np.int32)
+    at = 0
+    for number, name in enumerate(features):
+        feature[at], left[at] = name, 2 * number + 1
+        at = 2 * number + 2
     return Trees(
-        np.array([*features, -1], dtype=np.int16),
-        np.zeros(nodes + 1, dtype=np.float32),
-        np.arange(1, nodes + 2, dtype=np.int32),
-        np.zeros(nodes + 1, dtype=bool),
+        feature,
+        np.zeros(len(feature), dtype=np.float32),
+        left,
+        np.zeros(len(feature), dtype=bool),
         np.zeros(1, dtype=np.int32),
-        np.zeros((1, 3), dtype=np.float16),
+        np.zeros((splits + 1, 3), dtype=np.float16),
         np.zeros(3, dtype=np.float32),
         100,
     )
@@ -132,13 +138,12 @@ def test_calibration_lines():
     assert lines["b"][1] == [0.0, 0.0, 0.5]
 
 
-def test_most_used_features_count_splits():
+def test_a_split_counts_half_as_much_as_the_one_above():
     names = [f"f{i}" for i in range(100)]
-    used = report_plots.most_used(trees(7, 3, 7, 7), names)
-    assert used == [("f7", 0.75), ("f3", 0.25)]
-    many = report_plots.most_used(trees(*range(60), 5), names)
-    assert len(many) == report_plots.TOP_FEATURES
-    assert many[0] == ("f5", pytest.approx(2 / 61))
+    used = report_plots.most_used(trees(7, 3, 7), names)
+    assert used == [("f7", pytest.approx(1.25 / 1.75)), ("f3", pytest.approx(0.5 / 1.75))]
+    many = report_plots.most_used(trees(*range(60)), names)
+    assert [name for name, _ in many] == names[: report_plots.TOP_FEATURES]
     assert report_plots.most_used(trees(), names) == []
 
 

@@ -20,6 +20,10 @@ from vllm_goodput.cli import main
 from vllm_goodput.cli.output import write_whole
 from vllm_goodput.errors import ConfigError
 from vllm_goodput.predictor import store, training
+from vllm_goodput.predictor.features import extract
+from vllm_goodput.predictor.log import TrainingLog
+from vllm_goodput.predictor.view import view_of
+from vllm_goodput.router import RequestInfo
 
 QUICK = ("--rounds", "15", "--expert-rounds", "5", "--folds", "2", "--threads", "1")
 DATE = "2026-01-02T03:04:05+01:00"
@@ -113,23 +117,21 @@ def test_same_date_and_seed_give_the_same_files(made, pairs, tmp_path, capsys):
     assert (tmp_path / "m.npz").read_bytes() != (made / "m.npz").read_bytes()
 
 
-def test_pairs_and_logs_are_combined(pairs, tmp_path, monkeypatch):
-    from vllm_goodput.predictor.dataset import read_pairs
-
-    asked = []
-
-    def read_log(paths, progress):
-        asked.extend(paths)
-        return read_pairs([pairs], progress)
-
-    monkeypatch.setitem(
-        sys.modules, "vllm_goodput.predictor.log", SimpleNamespace(read_log=read_log)
-    )
+def test_pairs_and_logs_are_combined(pairs, tmp_path):
+    log = TrainingLog(tmp_path / "log.jsonl", max_mb=1.0)
+    for number in range(30):
+        body = {"model": "m9", "prompt": f"logged {number}"}
+        view = view_of(body, False, 5, None)
+        info = RequestInfo(f"r{number}", 5, 0.0, task="logged", model="m9", view=view)
+        log.add(info, extract([(view, None)]), 40 + number)
+    log.close()
     card = tmp_path / "c.json"
-    code = train("--pairs", pairs, "--log", "a", "b", *QUICK, "-o", tmp_path / "m", "--card", card)
-    assert code == 0
-    assert asked == [Path("a"), Path("b")]
-    assert json.loads(card.read_text())["data"]["rows"] == 1040
+    sources = ("--pairs", pairs, "--log", tmp_path / "log.jsonl")
+    assert train(*sources, *QUICK, "-o", tmp_path / "m.npz", "--card", card) == 0
+    data = json.loads(card.read_text())["data"]
+    assert (data["rows"], data["tasks"]["logged"]) == (550, 30)
+    assert data["files"] == ["pairs.jsonl", "log.jsonl"]
+    assert "m9" in store.load(tmp_path / "m.npz").models
 
 
 @pytest.mark.parametrize(

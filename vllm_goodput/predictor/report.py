@@ -22,6 +22,9 @@ CAPTION = (
     " means: that of predicting each task's mean length; pinball: mean loss of the log length over all levels;"
     " in q50, in q90: share of lengths that do not exceed the predicted quantile."
 )
+DECISIONS = (
+    "Most used features: share of a forest's splits, each counted half as much as the one above it."
+)
 HELD_OUT = (
     "Each row was predicted by experts trained without it and without rows whose session begins with the same prompt,"
     " its task taken as declared. Weights and offsets of the experts were chosen on these predictions, so coverage is"
@@ -65,7 +68,7 @@ def render(predictions: Predictions, model: MoEModel, trees: Sequence[Trees]) ->
             html.table(["task", *COLUMNS], score_rows(predictions))
             + f"<p>{html.escape(CAPTION)}</p>\n",
         )
-        + html.section("Plots", drawn)
+        + html.section("Plots", drawn + f"<p>{html.escape(DECISIONS)}</p>\n" * has_plotly)
         + html.section("Experts", html.table(["expert", "weight"], _experts(model)))
         + html.section("About this model", html.table(["", ""], card_rows(model.card)))
     )
