@@ -11,7 +11,6 @@ and must predict a row before they see its length. Tasks and models are also lef
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,11 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-
-if __name__ == "__main__":
-    # Read when XGBoost loads OpenMP: threads that spin at every barrier make training several times as slow as soon
-    # as anything else runs on the machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from benchmarks import common
 from benchmarks import predictor_parts as parts

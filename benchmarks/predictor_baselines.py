@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-import xgboost as xgb
 
 from benchmarks.predictor_data import Pairs
 from benchmarks.predictor_scores import MEDIAN, Floats, Forecast
@@ -20,6 +19,7 @@ from vllm_goodput.predictor.dataset import Examples
 from vllm_goodput.predictor.learned import MoEPredictor
 from vllm_goodput.predictor.model import MoEModel
 from vllm_goodput.predictor.training import LEVELS, TrainSettings
+from vllm_goodput.predictor.xgb import xgb
 from vllm_goodput.router.types import RequestInfo
 
 TEXT_COLUMNS = 512

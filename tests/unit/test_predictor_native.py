@@ -9,7 +9,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import xgboost as xgb
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from vllm_goodput.predictor.features import NUMBERS, STATS, WINDOWS, extract
 from vllm_goodput.predictor.sessions import SessionLengths
 from vllm_goodput.predictor.trees import from_booster
 from vllm_goodput.predictor.view import RequestView
+from vllm_goodput.predictor.xgb import xgb
 
 MASK = 2**64 - 1
 WORD = re.compile(rb"[A-Za-z\x80-\xff]+|[0-9]+|[\x21-\x7e]|\x00")

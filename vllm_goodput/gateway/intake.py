@@ -90,7 +90,9 @@ async def take(request: web.Request, known: Known, arrival_s: float) -> Intake:
         max_tokens=max_tokens,
         model=model,
         streaming=body.get("stream") is True,
-        context_left=None if context_len is None else max(1, context_len - prompt_len),
+        context_left=known.prompt_lens.context_left(body, chat, context_len)
+        if context_len
+        else None,
         view=known.lengths.view(
             body, chat, prompt_len, max_tokens, known.prompt_lens.tokens_per_char(body)
         ),

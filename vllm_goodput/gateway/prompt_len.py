@@ -10,6 +10,7 @@ from typing import Any
 INITIAL_TOKENS_PER_CHAR = 0.25
 WEIGHT = 0.05  # of a new observation in the running ratio
 MAX_MODELS = 1000
+ESTIMATE_SLACK = 0.25  # an estimated prompt may be shorter by this fraction
 
 
 class PromptLengths:
@@ -22,6 +23,12 @@ class PromptLengths:
         """Prompt tokens of a completion or chat body."""
         exact, chars = measure(body, chat)
         return max(1, exact + round(chars * self.tokens_per_char(body)))
+
+    def context_left(self, body: Mapping[str, Any], chat: bool, context_len: int) -> int:
+        """Tokens that a context of `context_len` leaves for the output; rather too many for an estimated prompt."""
+        exact, chars = measure(body, chat)
+        text = chars * self.tokens_per_char(body) * (1.0 - ESTIMATE_SLACK)
+        return max(1, context_len - exact - round(text))
 
     def tokens_per_char(self, body: Mapping[str, Any]) -> float:
         """The ratio of the model that the body asks for."""

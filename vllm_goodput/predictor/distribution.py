@@ -55,8 +55,6 @@ class QuantileDistribution:
 
     def remaining(self, generated: float, q: float) -> float:
         """See LengthDistribution."""
-        if generated < 1.0:
-            return self.quantile(q)
         passed = self.cdf(generated)
         if passed < 1.0:
             total = self.quantile(passed + q * (1.0 - passed))

@@ -93,7 +93,7 @@ class MoEPredictor:
     def predict_batch(self, infos: Sequence[RequestInfo]) -> list[Predicted]:
         """See LengthPredictor."""
         model = self.model
-        views = [info.view or _bare_view(info) for info in infos]
+        views = [info.view or self._bare_view(info) for info in infos]
         sessions = [self._sessions.get(info.session) for info in infos]
         features = extract(list(zip(views, sessions, strict=True)))
         quantiles, weights = model.predict(
@@ -111,7 +111,7 @@ class MoEPredictor:
             Predicted(
                 self._levels,
                 whole[i],
-                self._cap(info),
+                info.output_cap(self._use_max_tokens),
                 raw[i],
                 final[i],
                 keys[i],
@@ -142,7 +142,7 @@ class MoEPredictor:
         if not isinstance(predicted, Predicted) or predicted.model is not self.model:
             predicted = self.predict(info)
         log_len = math.log(output_len)
-        censored = output_len >= self._cap(info)
+        censored = output_len >= info.output_cap(self._use_max_tokens)
         task, model = predicted.key
         state = self.corrections.of(
             predicted.key, task in self._known_tasks and model in self._known_models
@@ -152,14 +152,8 @@ class MoEPredictor:
         state.learn(predicted.raw, predicted.final, log_len, censored)
         self._sessions.add(info.session, info.prompt_len, output_len, residual)
 
-    def _cap(self, info: RequestInfo) -> float:
-        cap: float = info.context_left or math.inf
-        if self._use_max_tokens and info.max_tokens and info.max_tokens < cap:
-            cap = info.max_tokens
-        return cap
-
-
-def _bare_view(info: RequestInfo) -> RequestView:
-    return RequestView(
-        model=info.model or "", prompt_len=info.prompt_len, max_tokens=info.max_tokens
-    )
+    def _bare_view(self, info: RequestInfo) -> RequestView:
+        max_tokens = info.max_tokens if self._use_max_tokens else None
+        return RequestView(
+            model=info.model or "", prompt_len=info.prompt_len, max_tokens=max_tokens
+        )

@@ -108,7 +108,7 @@ class MoEModel:
             features.ends, features.indices, features.weights, self.heads.weights, out, 0
         )
         out += self.heads.bias
-        at = np.asarray(known)
+        at = np.asarray(known, dtype=np.int64)
         rows = np.flatnonzero(at >= 0)
         out[rows] += self.heads.model_bias[at[rows]]
         return out
@@ -150,7 +150,7 @@ def assemble(dense: F32, scores: F32, known: Sequence[int], models: int) -> F32:
     rows = np.zeros((len(dense), width + models), dtype=np.float32)
     rows[:, : dense.shape[1]] = dense
     rows[:, dense.shape[1] : width] = scores
-    at = np.asarray(known)
+    at = np.asarray(known, dtype=np.int64)
     seen = np.flatnonzero(at >= 0)
     rows[seen, width + at[seen]] = 1.0
     return rows

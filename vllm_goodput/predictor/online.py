@@ -90,14 +90,15 @@ class KeyState:
             log_len: of its output.
             censored: whether it was cut off at a limit, so that it would have been at least so long.
         """
-        self._weigh(raw, log_len)
-        below = log_len <= final
-        if not censored:
+        if censored:
+            # All that is known is a lower bound; what was expected stands in if it lies above.
+            log_len = max(log_len, median(final, self._levels))
+        else:
+            self._weigh(raw, log_len)
+            below = log_len <= final
             self.conformal += CONFORMAL_STEP * np.where(below, self._levels - 1.0, self._levels)
             np.clip(self.conformal, -MAX_CONFORMAL, MAX_CONFORMAL, out=self.conformal)
         residual = log_len - median(raw, self._levels)
-        if censored:
-            residual = max(residual, self._residual)
         residual = min(MAX_RESIDUAL, max(-MAX_RESIDUAL, residual))
         self.count = DECAY * self.count + 1.0
         self._residual += (residual - self._residual) / self.count
@@ -159,7 +160,7 @@ class Corrections:
             session + (state.shift if state else 0.0)
             for session, state in zip(session_shifts, states, strict=True)
         ]
-        out = raw + np.array(shifts)[:, None]
+        out: Matrix = raw + np.array(shifts)[:, None]
         seen = [row for row, state in enumerate(states) if state]
         if seen:
             # A state has been observed at least once, so it has a histogram.

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-import xgboost as xgb
 from scipy.optimize import minimize
 from scipy.sparse.linalg import lsqr
 
@@ -25,6 +24,7 @@ from vllm_goodput.predictor.features import GRAM_COLUMNS, NUMBERS, WINDOWS
 from vllm_goodput.predictor.metrics import pinball
 from vllm_goodput.predictor.model import F32, Gate, Heads, MoEModel, assemble
 from vllm_goodput.predictor.trees import Trees, from_booster
+from vllm_goodput.predictor.xgb import xgb
 
 LEVELS = np.array([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 # Figures at the 0.99 level need a few hundred rows; so does an expert that is to beat the general one.
@@ -180,14 +180,15 @@ def _fit_heads(
     scores = np.zeros((len(data), len(plans)), dtype=np.float32)
     for head, (_, columns, target, own, penalty) in enumerate(plans):
         matrix = everything[:, columns]
+        # The mean over the folds, not a fit on all rows: the penalty would shrink that one less, and the trees, who
+        # learn from held-out scores, would meet larger ones than they know.
         for part in range(settings.folds):
-            train = own & (fold != part)
-            out = fold == part
-            slope, start = _ridge(matrix[train], target[train], penalty)
-            scores[out, head] = matrix[out] @ slope + start
-        slope, start = _ridge(matrix[own], target[own], penalty)
-        weights[columns, head] = slope
-        bias[head] = start
+            slope, start = _ridge(
+                matrix[own & (fold != part)], target[own & (fold != part)], penalty
+            )
+            scores[fold == part, head] = matrix[fold == part] @ slope + start
+            weights[columns, head] += slope / settings.folds
+            bias[head] += start / settings.folds
     # What is saved in half precision is also used so.
     weights = weights.astype(np.float16).astype(np.float32)
     return Heads(

@@ -48,8 +48,10 @@ class RequestInfo:
 
     def output_cap(self, use_max_tokens: bool) -> float:
         """No output is longer, tokens; inf where nothing tells. `use_max_tokens`: the request's own limit counts."""
-        limits = (self.max_tokens if use_max_tokens else None, self.context_left)
-        return float(min((limit for limit in limits if limit), default=math.inf))
+        cap: float = self.context_left or math.inf
+        if use_max_tokens and self.max_tokens and self.max_tokens < cap:
+            cap = self.max_tokens
+        return cap
 
     @property
     def deadline_s(self) -> float:
