@@ -104,7 +104,10 @@ class MoEPredictor:
             (task[:MAX_LABEL], view.model[:MAX_LABEL])
             for task, view in zip(self._tasks(infos, weights), views, strict=True)
         ]
-        shifts = [session_shift(s.residual, s.count) if s else 0.0 for s in sessions]
+        shifts = [
+            session_shift(s.residual, s.count, self._known(key)) if s else 0.0
+            for s, key in zip(sessions, keys, strict=True)
+        ]
         final = self.corrections.apply(raw, keys, shifts)
         whole = with_ends(final, model.levels).tolist()
         return [
@@ -143,14 +146,15 @@ class MoEPredictor:
             predicted = self.predict(info)
         log_len = math.log(output_len)
         censored = output_len >= info.output_cap(self._use_max_tokens)
-        task, model = predicted.key
-        state = self.corrections.of(
-            predicted.key, task in self._known_tasks and model in self._known_models
-        )
+        state = self.corrections.of(predicted.key, self._known(predicted.key))
         # A session's own residual is what its key does not explain.
         residual = log_len - (median(predicted.raw, self.model.levels) + state.shift)
         state.learn(predicted.raw, predicted.final, log_len, censored)
         self._sessions.add(info.session, info.prompt_len, output_len, residual)
+
+    def _known(self, key: tuple[str, str]) -> bool:
+        """Whether the model was trained on requests of this kind."""
+        return key[0] in self._known_tasks and key[1] in self._known_models
 
     def _bare_view(self, info: RequestInfo) -> RequestView:
         max_tokens = info.max_tokens if self._use_max_tokens else None

@@ -3,9 +3,8 @@
 """What finished requests correct at once: location, histogram and calibration per task and model.
 
 The model's quantiles are shifted by the recent mean residual of their key (task, model) and session, then averaged
-with the quantiles of the key's running histogram. The weights follow how well each of the two has done lately (an
-exponentially weighted forecaster), so that a kind of request on which the model is wrong soon gets what a histogram
-would say. Last, each level is moved until the stated fraction of recent lengths lies below it (adaptive conformal
+with the quantiles of the key's running histogram. The weights follow the gradient of the loss (exponentiated gradient;
+Kivinen and Warmuth, 1997), so that a kind of request on which the model is wrong soon gets what a histogram would say. Last, each level is moved until the stated fraction of recent lengths lies below it (adaptive conformal
 inference; Gibbs and Candès, 2021), which holds however lengths drift.
 """
 
@@ -20,26 +19,29 @@ import numpy.typing as npt
 
 from vllm_goodput.predictor.histogram import BUCKETS, EDGES, PER_OCTAVE
 
-# Old observations of a key fade by this factor per new one: it looks back at about fifty.
+# Old residuals and losses of a key fade by this factor per new one (it looks back at about fifty), and old lengths in
+# its histogram by this one (two hundred).
 DECAY = 0.98
-# So many observations count as much as the model's own word on where a key's lengths lie, or a session's.
-SHIFT_PRIOR = 12.0
-SESSION_PRIOR = 10.0
+HISTOGRAM_DECAY = 0.995
+# So many observations count as much as the model's own word on where the lengths of a key lie, or of a session; by
+# whether the model was trained on requests of the kind.
+SHIFT_PRIOR = {True: 60.0, False: 12.0}
+SESSION_PRIOR = {True: 60.0, False: 10.0}
 # Log odds in favour of the model before a key has been observed, by whether the model was trained on its kind.
-KNOWN_ODDS, NEW_ODDS = 4.0, 1.0
+ODDS = {True: 4.0, False: 1.0}
 MAX_ODDS = 8.0
-# How fast relative losses turn the odds.
-ODDS_RATE = 1.0
+# How fast the odds follow the gradient of the loss.
+ODDS_RATE = 0.25
 # Step of the conformal correction, natural log of tokens per miss, and its bound.
-CONFORMAL_STEP = 0.02
+CONFORMAL_STEP = 0.01
 MAX_CONFORMAL = 2.0
 MAX_RESIDUAL = 3.0  # a single outlier moves a mean by no more
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 _LOG_EDGES = np.log(EDGES)
-# Middle of a bucket, in log length.
-_HALF_BUCKET = 0.5 * math.log(2.0) / PER_OCTAVE
+# Width of a bucket, in log length.
+_BUCKET = math.log(2.0) / PER_OCTAVE
 
 
 class KeyState:
@@ -54,6 +56,7 @@ class KeyState:
         "_levels",
         "_losses",
         "_residual",
+        "_shift_prior",
         "conformal",
         "count",
         "counts",
@@ -63,10 +66,11 @@ class KeyState:
 
     def __init__(self, levels: Vector, known: bool) -> None:
         self._levels = levels
-        self._losses = np.zeros(2)  # of the model and of the histogram, fading sums
+        self._shift_prior = SHIFT_PRIOR[known]
+        self._losses = np.zeros(2)  # fading sum and count
         self.count = 0.0
         self._residual = 0.0  # fading mean
-        self.odds = KNOWN_ODDS if known else NEW_ODDS
+        self.odds = ODDS[known]
         self.counts = np.zeros(BUCKETS)
         self.histogram = np.zeros(len(levels))  # its quantiles, log; of no use before `count` is 1
         self.conformal = np.zeros(len(levels))
@@ -74,7 +78,7 @@ class KeyState:
     @property
     def shift(self) -> float:
         """Correction of where this key's lengths lie, natural log of tokens."""
-        return self._residual * self.count / (self.count + SHIFT_PRIOR)
+        return self._residual * self.count / (self.count + self._shift_prior)
 
     @property
     def model_share(self) -> float:
@@ -102,29 +106,33 @@ class KeyState:
         residual = min(MAX_RESIDUAL, max(-MAX_RESIDUAL, residual))
         self.count = DECAY * self.count + 1.0
         self._residual += (residual - self._residual) / self.count
-        self.counts *= DECAY
+        self.counts *= HISTOGRAM_DECAY
         self.counts[_bucket(log_len)] += 1.0
         self.histogram = self._histogram_quantiles(raw)
 
     def _weigh(self, raw: Vector, log_len: float) -> None:
-        """Move the odds by how well model and histogram would have predicted this length."""
+        """One step down the gradient of the blend's pinball loss, in units of its recent mean."""
         if not self.count:
             return
-        model = _loss(raw + self.shift, log_len, self._levels)
-        histogram = _loss(self.histogram, log_len, self._levels)
-        self._losses = DECAY * self._losses + (model, histogram)
-        scale = float(self._losses.sum()) / 2.0
-        if scale > 0.0:
-            # A fading sum of losses, in units of the recent mean loss.
-            mean = scale / min(1.0 / (1.0 - DECAY), self.count + 1.0)
-            self.odds += ODDS_RATE * 0.25 * (histogram - model) / mean
+        model = raw + self.shift
+        share = self.model_share
+        blend = share * model + (1.0 - share) * self.histogram
+        self._losses = DECAY * self._losses + (_loss(blend, log_len, self._levels), 1.0)
+        mean = self._losses[0] / self._losses[1]
+        slope = np.where(log_len > blend, -self._levels, 1.0 - self._levels)
+        if mean > 0.0:
+            self.odds -= ODDS_RATE * float(np.mean(slope * (model - self.histogram))) / mean
             self.odds = min(MAX_ODDS, max(-MAX_ODDS, self.odds))
 
     def _histogram_quantiles(self, raw: Vector) -> Vector:
         """Quantiles of the counts, with one observation's worth of the latest model quantiles mixed in."""
         cumulative = np.cumsum(self.counts)
         at = np.searchsorted(cumulative, self._levels * cumulative[-1])
-        own = _LOG_EDGES[np.minimum(at, BUCKETS - 1)] - _HALF_BUCKET
+        at = np.minimum(at, BUCKETS - 1)
+        within = (cumulative[at] - self._levels * cumulative[-1]) / np.maximum(
+            1e-12, self.counts[at]
+        )
+        own = _LOG_EDGES[at] - _BUCKET * np.clip(within, 0.0, 1.0)
         trust = self.count / (self.count + 2.0)
         return np.asarray(trust * own + (1.0 - trust) * (raw + self.shift))
 
@@ -187,9 +195,9 @@ class Corrections:
         return len(self._keys)
 
 
-def session_shift(residual: float, count: int) -> float:
+def session_shift(residual: float, count: int, known: bool) -> float:
     """Correction by a session's mean residual over `count` finished turns."""
-    return residual * count / (count + SESSION_PRIOR)
+    return residual * count / (count + SESSION_PRIOR[known])
 
 
 def median(quantiles: Sequence[float] | Vector, levels: Vector) -> float:
