@@ -56,7 +56,7 @@ BACKGROUND_SLO_SCALE = 4.0
 
 def make_trace(config: DeploymentConfig, args: argparse.Namespace) -> list[TraceRow]:
     """The agentic trace with its deadlines."""
-    slo = _slo_rule(config)
+    slo = slo_rule(config)
     return agentic_mix(
         args.seed,
         args.duration_s,
@@ -67,7 +67,7 @@ def make_trace(config: DeploymentConfig, args: argparse.Namespace) -> list[Trace
     )
 
 
-def _slo_rule(config: DeploymentConfig) -> Any:
+def slo_rule(config: DeploymentConfig) -> Any:
     """e2el = scale x isolated latency on the second-fastest device of the pool."""
     emulated = [i.emulate for i in config.instances if i.emulate is not None]
     profiles = sorted(
@@ -106,11 +106,17 @@ async def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str,
 
 
 async def measure(
-    rows: Sequence[TraceRow], url: str, seed: int, console: Console
+    rows: Sequence[TraceRow],
+    url: str,
+    seed: int,
+    console: Console,
+    endpoint: Any = "completions",
+    source: str = "agentic_mix",
 ) -> dict[str, Any]:
     """Replay the trace against a gateway."""
     options = ReplayOptions(
         url=url,
+        endpoint=endpoint,
         vocab_size=VOCAB_SIZE,
         seed=seed,
         timeout_s=CLIENT_TIMEOUT_S,
@@ -122,12 +128,12 @@ async def measure(
         records,
         trace_duration_s(rows),
         settings={"url": url, "seed": seed},
-        trace={"name": "agentic_mix", "rows": len(rows)},
+        trace={"name": source, "rows": len(rows)},
         notes=[
             f"clients give up after {CLIENT_TIMEOUT_S:g} s; such requests count as failed",
             *await server_notes(options),
         ],
-        exact_lengths=True,
+        exact_lengths=endpoint == "completions",
     )
 
 

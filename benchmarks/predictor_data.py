@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_goodput.errors import DataError
-from vllm_goodput.predictor import dataset
-from vllm_goodput.predictor.dataset import Examples
+from vllm_goodput.predictor.dataset import Examples, from_sessions, pair_view, read_sessions
 from vllm_goodput.router.types import RequestInfo
 
 
@@ -63,15 +61,16 @@ def read(path: Path) -> Pairs:
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; name a file or folder of pairs with --pairs")
-    examples = dataset.read_pairs([path])
+    sessions, source = read_sessions([path])
+    examples = from_sessions(sessions, source)
     infos: list[RequestInfo] = []
     inputs: list[int] = []
     numbers: dict[bytes, int] = {}
-    for session, turns in enumerate(_sessions(path)):
+    for session, turns in enumerate(sessions):
         prompts: list[str] = []
         previous: dict[str, Any] | None = None
         for row, text in zip(turns, _inputs(turns), strict=True):
-            view = dataset._view(row, turns[0], prompts, previous)
+            view = pair_view(row, turns[0], prompts, previous)
             infos.append(
                 RequestInfo(
                     request_id=str(len(infos)),
@@ -87,16 +86,6 @@ def read(path: Path) -> Pairs:
             prompts.append(row["prompt"])
             previous = row
     return Pairs(examples, infos, np.array(inputs, dtype=np.int64))
-
-
-def _sessions(path: Path) -> list[list[dict[str, Any]]]:
-    """The rows by session and turn, in the order of `read_pairs`."""
-    sessions: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        for number, line in enumerate(dataset._lines(file), 1):
-            row = dataset._pair(line, f"{file}:{number}")
-            sessions[str(row.get("source")), row["task"], str(row["session"])].append(row)
-    return [sorted(turns, key=lambda row: row["turn"]) for turns in sessions.values()]
 
 
 def _inputs(turns: Sequence[dict[str, Any]]) -> list[bytes]:

@@ -151,3 +151,11 @@ def test_urls():
     assert options.request_url == "http://user:secret@h:1/v1/chat/completions"
     assert options.public_url == "http://h:1"
     assert "hush" not in repr(options)
+
+
+def test_conversations_are_sent_as_they_are():
+    messages = (("user", "a"), ("assistant", "b"), ("user", "c"))
+    got = body(row(messages=messages), endpoint="chat")
+    assert got["messages"] == [{"role": role, "content": text} for role, text in messages]
+    with pytest.raises(ConfigError, match="row 0 of the trace has messages"):
+        check_rows([row(messages=messages)], ReplayOptions())

@@ -81,9 +81,12 @@ def test_rows_survive_writing(tmp_path):
         TraceRow(arrival_s=0.0, prompt_len=3, output_len=2, task="t", session="s"),
         TraceRow(arrival_s=0.25, prompt_len=2, output_len=1, prompt=[4, 5], slo=SLO(ttft_ms=1)),
         TraceRow(arrival_s=1.5, prompt_len=9, output_len=1, prompt="hé"),
+        TraceRow(
+            arrival_s=2, prompt_len=2, output_len=1, messages=(("system", "a"), ("user", "é"))
+        ),
     ]
     path = tmp_path / "out.jsonl"
-    assert write_trace(rows, path) == 3
+    assert write_trace(rows, path) == 4
     assert load_trace(path) == rows
     assert len(trace_sha256(path)) == 64
 
@@ -108,6 +111,10 @@ BAD_GOODPUT = [
     ({"prompt": [], "prompt_len": ...}, "prompt must be text or token ids that are not empty"),
     ({"prompt": [1, -2]}, "prompt must be text or a list of token ids"),
     ({"prompt": [1, 2], "prompt_len": 3}, "prompt_len must be the prompt's 2 tokens, got 3"),
+    ({"messages": []}, "messages must be a list of {role, content} objects"),
+    ({"messages": ["a"]}, "messages must be a list of {role, content} objects"),
+    ({"messages": [{"role": "user"}]}, "messages must be a list of {role, content} objects"),
+    ({"messages": [{"role": "user", "content": "a"}], "prompt": "b"}, "messages must be absent"),
     ({"slo": 5}, "slo must be an object"),
     ({"slo": {"e2e_ms": 5}}, "unknown key 'slo.e2e_ms'"),
     ({"slo": {"e2el_ms": 0}}, "slo: .*e2el_ms must be .*got 0"),

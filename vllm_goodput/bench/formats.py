@@ -23,7 +23,17 @@ from vllm_goodput.slo import MAX_LABEL_LEN, METRICS, SLO
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 GOODPUT_KEYS = frozenset(
-    ["arrival_s", "task", "session", "prompt", "prompt_len", "output_len", "media", "slo"]
+    [
+        "arrival_s",
+        "task",
+        "session",
+        "prompt",
+        "messages",
+        "prompt_len",
+        "output_len",
+        "media",
+        "slo",
+    ]
 )
 MAX_TOKENS = 10**8
 MAX_ARRIVAL_S = 1e9
@@ -84,18 +94,20 @@ def parse_mooncake(path: str, lines: Lines) -> Iterator[TraceRow]:
 
 
 def parse_goodput(path: str, lines: Lines) -> Iterator[TraceRow]:
-    """Our JSONL: the keys of DESIGN's trace row, times in seconds."""
+    """Our JSONL: one `TraceRow` a line, times in seconds."""
     for number, text in lines:
         line = _Line(path, number, _json_object(path, number, text))
         line.only(GOODPUT_KEYS, "")
         if line.fields.get("media"):
             raise TraceError(f"{path}:{number}: media: media replay isn't supported yet")
-        prompt, prompt_len = line.prompt()
+        messages = line.messages()
+        prompt, prompt_len = line.prompt() if messages is None else (None, line.length(messages))
         yield TraceRow(
             arrival_s=line.seconds("arrival_s"),
             task=line.label("task"),
             session=line.label("session"),
             prompt=prompt,
+            messages=messages,
             prompt_len=prompt_len,
             output_len=line.count("output_len"),
             slo=line.slo(),
@@ -192,6 +204,27 @@ class _Line:
         if given not in (None, len(ids)):
             self.fail("prompt_len", f"the prompt's {len(ids)} tokens", given)
         return ids, len(ids)
+
+    def messages(self) -> tuple[tuple[str, str], ...] | None:
+        """The conversation, if the row has one."""
+        value = self.fields.get("messages")
+        if value is None:
+            return None
+        if self.fields.get("prompt") is not None:
+            self.fail("messages", "absent where there is a prompt", value)
+        pairs = [
+            (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
+            for item in (value if isinstance(value, list) else ())
+        ]
+        if not pairs or not all(isinstance(a, str) and isinstance(b, str) for a, b in pairs):
+            self.fail("messages", "a list of {role, content} objects with text in both", value)
+        return tuple((str(role), str(content)) for role, content in pairs)
+
+    def length(self, messages: tuple[tuple[str, str], ...]) -> int:
+        """Prompt tokens of a conversation: as stated, else estimated."""
+        if self.fields.get("prompt_len") is not None:
+            return self.count("prompt_len")
+        return max(1, math.ceil(sum(len(content) for _, content in messages) / CHARS_PER_TOKEN))
 
     def slo(self) -> SLO:
         value = self.fields.get("slo")

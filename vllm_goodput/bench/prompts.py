@@ -39,9 +39,13 @@ def check_rows(rows: Iterable[TraceRow], options: ReplayOptions) -> None:
     """Make sure that every row can be sent.
 
     Raises:
-        ConfigError: a row has token ids, which the chat endpoint does not take.
+        ConfigError: a row has token ids, which the chat endpoint does not take, or messages, which the other does not.
     """
     for index, row in enumerate(rows):
+        if options.endpoint != "chat" and row.messages is not None:
+            raise ConfigError(
+                f"row {index} of the trace has messages, which only the chat endpoint takes; use chat"
+            )
         if options.endpoint == "chat" and isinstance(row.prompt, list):
             raise ConfigError(
                 f"row {index} of the trace has token ids, which the chat endpoint does not take; use completions"
@@ -59,7 +63,8 @@ def request_body(row: TraceRow, index: int, model: str, options: ReplayOptions) 
     """
     body: dict[str, Any] = {"model": model}
     if options.endpoint == "chat":
-        body["messages"] = [{"role": "user", "content": _text(row, index, options)}]
+        messages = row.messages or (("user", _text(row, index, options)),)
+        body["messages"] = [{"role": role, "content": content} for role, content in messages]
     else:
         body["prompt"] = row.prompt if row.prompt is not None else prompt_ids(row, index, options)
     body |= {"max_tokens": row.output_len, "temperature": 0}

@@ -22,6 +22,7 @@ class TraceRow:
         task: task type, or None.
         session: agent session; its turns share their prompt's beginning.
         prompt: text or token ids that are sent as they are; None to make `prompt_len` tokens up.
+        messages: a conversation of (role, content) pairs, sent instead; for the chat endpoint only.
         prompt_len: prompt tokens; an estimate (4 characters a token) where only text is known.
         output_len: tokens to generate.
         media: always None; rows with media are refused.
@@ -33,6 +34,7 @@ class TraceRow:
     task: str | None = None
     session: str | None = None
     prompt: str | list[int] | None = None
+    messages: tuple[tuple[str, str], ...] | None = None
     prompt_len: int
     output_len: int
     media: None = None

@@ -84,6 +84,8 @@ def _as_dict(row: TraceRow) -> dict[str, Any]:
     fields |= {k: v for k in ("task", "session") if (v := getattr(row, k)) is not None}
     if row.prompt is not None:
         fields["prompt"] = row.prompt
+    if row.messages is not None:
+        fields["messages"] = [{"role": role, "content": text} for role, text in row.messages]
     fields |= {"prompt_len": row.prompt_len, "output_len": row.output_len}
     if row.slo:
         fields["slo"] = row.slo.as_dict()

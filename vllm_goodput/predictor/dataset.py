@@ -119,10 +119,24 @@ def concat(parts: Sequence[Examples]) -> Examples:
     )
 
 
+Session = list[dict[str, Any]]
+
+
 def read_pairs(
     paths: Iterable[Path], progress: Callable[[int], None] = lambda rows: None
 ) -> Examples:
-    """Examples from JSONL files of (prompt, output) pairs.
+    """Examples from JSONL files of (prompt, output) pairs; see `read_sessions`.
+
+    Raises:
+        DataError: a file or line is unusable; says which.
+    """
+    return from_sessions(*read_sessions(paths, progress))
+
+
+def read_sessions(
+    paths: Iterable[Path], progress: Callable[[int], None] = lambda rows: None
+) -> tuple[list[Session], list[str]]:
+    """The rows of JSONL files of (prompt, output) pairs, by session and in turn order; and the files' names.
 
     A row has `task`, `model`, `session`, `turn`, `prompt`, `prompt_tokens`, `output_tokens`, and may have `output` and
     `prompt_kind`: "full", the whole input (default), or "delta", what was added since the session's previous turn.
@@ -139,9 +153,7 @@ def read_pairs(
         for path in paths
         for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])
     ]
-    if not files:
-        raise DataError("no *.jsonl files given")
-    sessions: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    sessions: dict[tuple[str, str, str], Session] = defaultdict(list)
     count = 0
     for file in files:
         for number, line in enumerate(_lines(file), 1):
@@ -150,7 +162,13 @@ def read_pairs(
             count += 1
             if count % 1000 == 0:
                 progress(count)
-    return _from_sessions(list(sessions.values()), [file.name for file in files])
+    if not count:
+        raise DataError(
+            f"no pairs in {', '.join(map(str, paths))}: no *.jsonl files, or empty ones"
+        )
+    for turns in sessions.values():
+        turns.sort(key=lambda row: row["turn"])
+    return list(sessions.values()), [file.name for file in files]
 
 
 def _lines(file: Path) -> Iterable[bytes]:
@@ -181,7 +199,8 @@ def _pair(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _from_sessions(sessions: list[list[dict[str, Any]]], source: list[str]) -> Examples:
+def from_sessions(sessions: Iterable[Session], source: list[str]) -> Examples:
+    """Examples from the rows of sessions, each in the order of its turns."""
     seen: list[tuple[RequestView, SessionLengths | None]] = []
     rows: list[dict[str, Any]] = []
     session_ids: list[int] = []
@@ -189,13 +208,12 @@ def _from_sessions(sessions: list[list[dict[str, Any]]], source: list[str]) -> E
     first_prompts: dict[str, int] = {}
     features: list[Features] = []
     for number, turns in enumerate(sessions):
-        turns.sort(key=lambda row: row["turn"])
         key = _SPACE.sub(" ", turns[0]["prompt"].replace("\\n", " ")).strip().lower()
         group = first_prompts.setdefault(key, len(first_prompts))
         lengths = SessionLengths()
         prompts: list[str] = []
         for row in turns:
-            seen.append((_view(row, turns[0], prompts, rows[-1] if prompts else None), lengths))
+            seen.append((pair_view(row, turns[0], prompts, rows[-1] if prompts else None), lengths))
             # The features are taken before the session's figures move on.
             features.append(extract(seen[-1:]))
             lengths.add(row["prompt_tokens"], row["output_tokens"])
@@ -214,12 +232,20 @@ def _from_sessions(sessions: list[list[dict[str, Any]]], source: list[str]) -> E
     )
 
 
-def _view(
+def pair_view(
     row: dict[str, Any],
     opening: dict[str, Any],
     prompts: list[str],
     previous: dict[str, Any] | None,
 ) -> RequestView:
+    """What a predictor would have seen of a row on its arrival.
+
+    Args:
+        row: the pair.
+        opening: the first row of its session.
+        prompts: of the session's earlier rows.
+        previous: the row before it.
+    """
     text = row["prompt"]
     whole = row.get("prompt_kind", "full") == "full" or previous is None
     first = "" if whole else opening["prompt"]

@@ -4,8 +4,9 @@
 
 The model's quantiles are shifted by the recent mean residual of their key (task, model) and session, then averaged
 with the quantiles of the key's running histogram. The weights follow the gradient of the loss (exponentiated gradient;
-Kivinen and Warmuth, 1997), so that a kind of request on which the model is wrong soon gets what a histogram would say. Last, each level is moved until the stated fraction of recent lengths lies below it (adaptive conformal
-inference; Gibbs and Candès, 2021), which holds however lengths drift.
+Kivinen and Warmuth, 1997), so that a kind of request on which the model is wrong soon gets what a histogram would say.
+Last, each level is moved until the stated fraction of recent lengths lies below it (adaptive conformal inference;
+Gibbs and Candès, 2021), which holds however lengths drift.
 """
 
 from __future__ import annotations
