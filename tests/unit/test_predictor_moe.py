@@ -308,3 +308,16 @@ class TestOnline:
         for i in range(10):
             corrections.of((f"t{i}", "m"), known=False)
         assert len(corrections) == 3
+
+    def test_strange_requests_begin_with_doubt(self, trained):
+        predictor = MoEPredictor(trained.model)
+
+        def spread(**request):
+            got = predictor.predict(info(**request))
+            return math.log(got.quantile(0.9) / got.quantile(0.1))
+
+        familiar, strange = {"task": "sql"}, {"task": "sql", "model": "never seen"}
+        assert spread(**strange) > spread(**familiar) + 0.8
+        for i in range(60):
+            predictor.observe(info(**strange), 30 + i % 3)
+        assert spread(**strange) < 0.8

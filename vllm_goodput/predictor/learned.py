@@ -104,11 +104,12 @@ class MoEPredictor:
             (task[:MAX_LABEL], view.model[:MAX_LABEL])
             for task, view in zip(self._tasks(infos, weights), views, strict=True)
         ]
+        known = [self._known(key) for key in keys]
         shifts = [
-            session_shift(s.residual, s.count, self._known(key)) if s else 0.0
-            for s, key in zip(sessions, keys, strict=True)
+            session_shift(s.residual, s.count, trained) if s else 0.0
+            for s, trained in zip(sessions, known, strict=True)
         ]
-        final = self.corrections.apply(raw, keys, shifts)
+        final = self.corrections.apply(raw, keys, known, shifts)
         whole = with_ends(final, model.levels).tolist()
         return [
             Predicted(

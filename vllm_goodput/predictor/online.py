@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,10 @@ ODDS_RATE = 0.25
 # Step of the conformal correction, natural log of tokens per miss, and its bound.
 CONFORMAL_STEP = 0.01
 MAX_CONFORMAL = 2.0
+# Kinds of requests that the model was not trained on begin with a wider distribution (standard deviation added, natural
+# log of tokens); so many observations halve it.
+DOUBT = 0.4
+DOUBT_OBSERVATIONS = 3.0
 MAX_RESIDUAL = 3.0  # a single outlier moves a mean by no more
 
 Vector = npt.NDArray[np.float64]
@@ -150,15 +155,21 @@ class Corrections:
         self._levels = levels
         self._max = max_keys
         self._keys: OrderedDict[tuple[str, str], KeyState] = OrderedDict()
+        self._doubt = DOUBT * np.array([NormalDist().inv_cdf(level) for level in levels])
 
     def apply(
-        self, raw: Matrix, keys: Sequence[tuple[str, str]], session_shifts: Sequence[float]
+        self,
+        raw: Matrix,
+        keys: Sequence[tuple[str, str]],
+        known: Sequence[bool],
+        session_shifts: Sequence[float],
     ) -> Matrix:
         """Corrected log quantiles.
 
         Args:
             raw: [n, levels], the model's log quantiles of n requests.
             keys: of the requests.
+            known: whether the model was trained on requests of the key.
             session_shifts: by their sessions.
 
         Returns:
@@ -178,6 +189,11 @@ class Corrections:
             histogram = np.array([state.histogram for state in found])
             conformal = np.array([state.conformal for state in found])
             out[seen] = share * out[seen] + (1.0 - share) * histogram + conformal
+        strange = [row for row, trained in enumerate(known) if not trained]
+        if strange:
+            counts = [state.count if (state := states[row]) else 0.0 for row in strange]
+            fading = 1.0 / (1.0 + np.array(counts) / DOUBT_OBSERVATIONS)
+            out[strange] += fading[:, None] * self._doubt
         out.sort(axis=1)
         return out
 
