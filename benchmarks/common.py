@@ -12,6 +12,7 @@ from operator import ge, le
 from typing import Any
 
 from vllm_goodput.bench.result import machine, write_json
+from vllm_goodput.cli.help import HelpFormatter
 
 OPERATORS = {">=": ge, "<=": le}
 
@@ -33,9 +34,7 @@ class Target:
 
 def parser(doc: str) -> argparse.ArgumentParser:
     """A parser with the flags that every benchmark has."""
-    made = argparse.ArgumentParser(
-        description=doc.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    made = argparse.ArgumentParser(description=doc.splitlines()[0], formatter_class=HelpFormatter)
     made.add_argument("--quick", action="store_true", help="a short form, for a first look")
     made.add_argument("--json", metavar="PATH", help="write the result here; - is standard output")
     return made

@@ -140,7 +140,11 @@ async def measure(
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = common.parser(__doc__ or "")
-    parser.add_argument("--duration-s", type=float, help="length of the trace, seconds")
+    parser.add_argument(
+        "--duration-s",
+        type=float,
+        help="length of the trace, seconds (default: 30 with --quick, else 65)",
+    )
     parser.add_argument("--rate", type=float, default=11.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="of the trace")
     parser.add_argument(

@@ -186,7 +186,11 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "--pairs", type=Path, help="folder of recorded (prompt, output) pairs, JSONL"
     )
     parser.add_argument("--recorded-model", default="gpt-4", help="whose conversations to replay")
-    parser.add_argument("--duration-s", type=float, help="length of the trace, seconds")
+    parser.add_argument(
+        "--duration-s",
+        type=float,
+        help="length of the trace, seconds (default: 8 with --quick, else 65)",
+    )
     parser.add_argument("--rate", type=float, default=14.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="of trace and training")
     parser.add_argument(

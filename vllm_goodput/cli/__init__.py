@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from vllm_goodput import __version__
+from vllm_goodput.cli.help import HelpFormatter
 from vllm_goodput.errors import GoodputError
 
 COMMANDS = {
@@ -57,7 +58,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         if name == chosen:
             import_module(f"{__name__}.{name}").add_arguments(sub)

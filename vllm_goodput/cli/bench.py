@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from vllm_goodput.bench import flags
+from vllm_goodput.cli.help import HelpFormatter
 from vllm_goodput.cli.limits import allow_many_connections
 from vllm_goodput.cli.output import check_output_paths, make_console
 from vllm_goodput.errors import ConfigError
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         add(action)
 
