@@ -170,7 +170,9 @@ class PredictorConfig(Model):
     log: TrainingLogConfig | None = None
 
     @model_validator(mode="after")
-    def _loggable(self) -> PredictorConfig:
+    def _learned_only(self) -> PredictorConfig:
+        if self.model is not None and self.kind != "learned":
+            raise ValueError(f"model: only kind 'learned' has a model, got {self.kind!r}")
         if self.log is not None and self.kind != "learned":
             raise ValueError(f"log: only kind 'learned' looks at what is logged, got {self.kind!r}")
         return self

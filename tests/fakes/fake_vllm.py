@@ -82,7 +82,8 @@ class FakeVLLM:
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         count = int(body.get("max_tokens", 8))
-        usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": count + 7}
+        tokens = count * body.get("n", 1)  # of all choices together, as vLLM counts them
+        usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": tokens + 7}
         if not body.get("stream"):
             await asyncio.sleep(self.token_s * count)
             text = "x" * count

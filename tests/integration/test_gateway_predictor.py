@@ -429,3 +429,21 @@ async def test_the_end_of_its_terminal_ends_the_gateway(tmp_path):
             os.close(master)
             async with asyncio.timeout(10):
                 assert await gateway.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "total"), [({"n": 3}, 3), ({"prompt": ["a", "b"]}, 1), ({"prompt": [[1], [2, 3]]}, 1)]
+)
+async def test_several_answers_of_one_request_are_not_taken_for_a_long_one(
+    extra, total, model, tmp_path
+):
+    log = tmp_path / "finished.jsonl"
+    settings = router(model=model, log={"path": str(log)})
+    async with pool(FakeVLLM(), router=settings) as (session, gateway):
+        answer = (await post(session, {**BODY, "max_tokens": 6, **extra}))[1]
+    prompts = len(extra.get("prompt", [0]))
+    (row,) = map(json.loads, log.read_text().splitlines())
+    # The fake server multiplies by n only, so that several prompts share its tokens.
+    assert row["output_len"] == 6 * total / max(total, prompts)
+    assert answer
+    assert metric(gateway, "goodput_output_lengths_total", task="none") == 1

@@ -9,6 +9,7 @@ import logging
 import random
 
 import pytest
+from pydantic import ValidationError
 
 from tests.fakes.length_model import save_model, trained
 from vllm_goodput.cli import main
@@ -64,7 +65,15 @@ def test_the_gateway_does_not_start_without_its_model(tmp_path, capsys):
         "instances: [{name: a, url: 'http://127.0.0.1:1'}]\n"
     )
     assert main(["route", "--config", str(pool)]) == 2
-    assert "cannot read the model gone.npz" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "router.predictor.model: cannot read the model" in err
+    assert "gone.npz" in err
+    assert "vllm-goodput train" in err
+
+
+def test_a_model_is_for_the_learned_kind_only():
+    with pytest.raises(ValidationError, match="only kind 'learned' has a model, got 'histogram'"):
+        router(kind="histogram", model="m.npz")
 
 
 @pytest.mark.parametrize(

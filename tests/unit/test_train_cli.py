@@ -342,7 +342,14 @@ def test_batch_keeps_order_and_agrees_with_single_requests(predict):
 
 def test_table_and_card(predict, made):
     text = predict("--prompt", "-", "--generated", 20, stdin=b"sum 1 word")
-    for part in ("q0.5", "output tokens", "left after 20", "(general)", "prompt: 2 tokens"):
+    for part in (
+        "q0.5",
+        "output tokens",
+        "left after 20",
+        "(general)",
+        "prompt: about 2 tokens",
+        "a model not named",
+    ):
         assert part in text
     assert json.loads(predict("--card")) == json.loads((made / "c.json").read_text())
 
@@ -355,7 +362,11 @@ def test_table_and_card(predict, made):
         (["--batch", "-"], b'{"prompt": "x"}\n7\n', "standard input:2: a request body"),
         (["--body", "/nonexistent"], b"", "cannot read /nonexistent"),
         (["--prompt", "x", "--quantiles", "1"], b"", "--quantiles must lie between 0 and 1"),
-        (["--prompt", "x", "--generated", "0"], b"", "--generated must be at least 1, got 0"),
+        (["--prompt", "x", "--generated", "-1"], b"", "--generated must be at least 0, got -1"),
+        (["--prompt", "x", "--max-tokens", "5", "--generated", "6"], b"", "at most max_tokens (5)"),
+        (["--body", "-"], b'{"messages": 5}', "messages must be a list of objects"),
+        (["--body", "-"], b'{"messages": [5]}', "messages must be a list of objects"),
+        (["--body", "-"], b'{"prompt": null}', "prompt must be text or token ids"),
         (["--prompt", "x", "--model", "/nonexistent"], b"", "/nonexistent"),
     ],
 )
@@ -366,7 +377,7 @@ def test_mistakes_of_predict(predict, args, stdin, message):
     assert err.count("\n") == 1
 
 
-def test_malformed_bodies_count_as_empty(predict):
-    for body in ({"messages": 5}, {"prompt": [[]]}, {"prompt": None, "model": 7, "vllm_xargs": 3}):
+def test_what_is_malformed_otherwise_counts_as_absent(predict):
+    for body in ({"messages": []}, {"prompt": [[]]}, {"prompt": "", "model": 7, "vllm_xargs": 3}):
         found = json.loads(predict("--body", "-", "--json", stdin=json.dumps(body).encode()))
         assert found["quantiles"]["0.5"] >= 1

@@ -52,6 +52,18 @@ def check_native() -> Iterator[Result]:
     yield ("ok" if len(hashes) == 2 else "fail"), "C++ extension"
 
 
+def check_length_model() -> Iterator[Result]:
+    """The length model of the package loads."""
+    from vllm_goodput.predictor.store import default_model
+
+    try:
+        model = default_model()
+    except GoodputError as error:
+        yield "fail", str(error)
+        return
+    yield "ok", f"length model of {len(model.gate.tasks)} task types and {len(model.models)} models"
+
+
 def check_vllm() -> Iterator[Result]:
     """vLLM is present and in the declared range."""
     try:
@@ -117,6 +129,7 @@ def check_secret() -> Iterator[Result]:
 CHECKS: list[Callable[[], Iterator[Result]]] = [
     check_platform,
     check_native,
+    check_length_model,
     check_vllm,
     check_command,
     check_entry_point,

@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
     for name in ("prompt_len", "max_tokens", "generated"):
         value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        least = 0 if name == "generated" else 1
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     for level in args.quantiles or ():
         if not 0.0 < level < 1.0:
             raise ConfigError(f"--quantiles must lie between 0 and 1, got {level}")
@@ -92,9 +93,10 @@ def predict(
 ) -> Iterator[Prediction]:
     """Predictions for decoded request bodies; `args` are the command line's, over what the bodies say."""
     from vllm_goodput.gateway.prompt_len import PromptLengths
-    from vllm_goodput.predictor.distribution import QuantileDistribution
     from vllm_goodput.predictor.features import extract
+    from vllm_goodput.predictor.learned import MoEPredictor
     from vllm_goodput.predictor.view import view_of
+    from vllm_goodput.router.types import RequestInfo
 
     lengths = PromptLengths()
     views, tasks = [], []
@@ -105,16 +107,25 @@ def predict(
         views.append(view_of({**body, **_named(args.llm)}, chat, prompt_len, limit))
         tasks.append(args.task or _task(body))
     features = extract([(view, None) for view in views])
-    quantiles, gate = model.predict(features, [view.model for view in views], tasks)
+    _, gate = model.predict(features, [view.model for view in views], tasks)
+    infos = [
+        RequestInfo("", v.prompt_len, 0.0, task=task, max_tokens=v.max_tokens, view=v)
+        for v, task in zip(views, tasks, strict=True)
+    ]
+    # As a gateway would predict that has seen no request finish yet.
+    distributions = MoEPredictor(model).predict_batch(infos)
     levels = args.quantiles or model.levels.tolist()
     experts = [*model.gate.tasks, GENERAL_EXPERT]
-    for view, task, logs, weights in zip(views, tasks, quantiles, gate, strict=True):
-        cap = float(view.max_tokens) if view.max_tokens else float("inf")
-        lengths_of = QuantileDistribution(model.levels.tolist(), logs.tolist(), cap)
+    for view, task, lengths_of, weights in zip(views, tasks, distributions, gate, strict=True):
+        if args.generated is not None and view.max_tokens and args.generated > view.max_tokens:
+            raise ConfigError(
+                f"--generated must be at most max_tokens ({view.max_tokens}), got {args.generated}"
+            )
         found: Prediction = {
             "model": view.model or None,
             "task": task,
             "prompt_len": view.prompt_len,
+            "unknown": _unknown(model, view.model, task),
             "max_tokens": view.max_tokens,
             "quantiles": {f"{q:g}": round(lengths_of.quantile(q), 1) for q in levels},
             "experts": {
@@ -129,6 +140,12 @@ def predict(
             left = {f"{q:g}": round(lengths_of.remaining(args.generated, q), 1) for q in levels}
             found |= {"generated": args.generated, "remaining": left}
         yield found
+
+
+def _unknown(model: MoEModel, llm: str, task: str | None) -> list[str]:
+    """What the length model was not trained on."""
+    found = [] if llm in model.models else [f"the model {llm!r}" if llm else "a model not named"]
+    return found + ([f"the task {task!r}"] if task and task not in model.gate.tasks else [])
 
 
 def _body(args: argparse.Namespace) -> dict[str, Any]:
@@ -165,6 +182,12 @@ def _decode(raw: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: not JSON ({error})") from None
     if not isinstance(body, dict) or not ("messages" in body or "prompt" in body):
         raise DataError(f"{where}: a request body with messages or prompt is expected")
+    if "messages" in body:
+        messages = body["messages"]
+        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+            raise DataError(f"{where}: messages must be a list of objects")
+    elif not isinstance(body["prompt"], (str, list)):
+        raise DataError(f"{where}: prompt must be text or token ids")
     return body
 
 
@@ -208,4 +231,10 @@ def _print(prediction: Prediction) -> None:
     console.print(terminal_table("quantile", columns, rows))
     weights = [[name, f"{weight:.1%}"] for name, weight in prediction["experts"].items()]
     console.print(terminal_table("expert", ["weight"], weights))
-    console.print(f"prompt: {prediction['prompt_len']} tokens", highlight=False)
+    console.print(f"prompt: about {prediction['prompt_len']} tokens", highlight=False)
+    if prediction["unknown"]:
+        console.print(
+            f"[yellow]note:[/] {' and '.join(prediction['unknown'])} not in the training data; this is a guess until"
+            " requests of this kind finish at the gateway, which learns from each",
+            highlight=False,
+        )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
     from vllm_goodput.predictor.training import fit
 
     settings, date = _settings(args), _date(args.date)
+    console = make_console(stderr=True)
     check_output_paths(args.output, args.report, args.card, inputs=[*args.pairs, *args.log])
-    with TrainProgress(make_console(stderr=True)) as progress:
+    with TrainProgress(console) as progress:
         data = _read(args, progress)
         progress.expect(_stages(data))
         with exit_on_interrupt():
@@ -122,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
     if args.card:
         write_whole(args.card, _json(card))
     _print(args.output, predictions)
+    for warning in warnings(data, predictions):
+        console.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -220,3 +224,24 @@ def _print(path: str, predictions: Predictions) -> None:
     console.print(terminal_table("held out", COLUMNS, score_rows(predictions)))
     console.print(CAPTION, markup=False, highlight=False)
     console.print(f"model: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def warnings(data: Examples, predictions: Predictions) -> Iterator[str]:
+    """What someone who is about to use the model should know."""
+    from vllm_goodput.predictor.training import MIN_TASK_ROWS
+
+    names, counts = np.unique(data.task, return_counts=True)
+    few = [f"{n} ({c})" for n, c in zip(names, counts, strict=True) if n and c < MIN_TASK_ROWS]
+    if few:
+        yield (
+            f"too few rows for an expert of their own (at least {MIN_TASK_ROWS}), declared or not: "
+            + ", ".join(few[:10])
+            + (f" and {len(few) - 10} more" if len(few) > 10 else "")
+        )
+    overall = predictions.overall()
+    if overall.mae_tokens >= overall.baseline_mae_tokens:
+        yield (
+            f"held-out lengths are off by {overall.mae_tokens:.1f} tokens on average, predicting each task's mean by"
+            f" {overall.baseline_mae_tokens:.1f}: the model is of no use yet; train on more requests, a few hundred per"
+            " task"
+        )

@@ -36,6 +36,7 @@ class Intake:
         chat: whether it is a chat completion.
         info: for the router.
         request_id: the caller's or a new one; unlike info.request_id it need not be unique.
+        choices: answers asked for; usage counts their tokens together.
     """
 
     raw: bytes
@@ -43,6 +44,7 @@ class Intake:
     chat: bool
     info: RequestInfo
     request_id: str
+    choices: int = 1
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ async def take(request: web.Request, known: Known, arrival_s: float) -> Intake:
             body, chat, prompt_len, max_tokens, known.prompt_lens.tokens_per_char(body)
         ),
     )
-    return Intake(raw, body, chat, info, _request_id(request, info.request_id))
+    request_id = _request_id(request, info.request_id)
+    return Intake(raw, body, chat, info, request_id, _choices(body, chat))
 
 
 async def _read(request: web.Request) -> bytes:
@@ -137,6 +140,14 @@ def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
     value = next((body[name] for name in names if body.get(name) is not None), None)
     valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if valid else None
+
+
+def _choices(body: Mapping[str, Any], chat: bool) -> int:
+    """Answers asked for: n for each prompt. What is malformed is left to vLLM to refuse."""
+    n, prompt = body.get("n"), body.get("prompt")
+    each = n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else 1
+    several = not chat and isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    return each * len(prompt) if several and prompt else each
 
 
 def _model(body: Mapping[str, Any]) -> str | None:

@@ -42,6 +42,18 @@ class GatewayMetrics:
             buckets=(0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4),
             registry=self.registry,
         )
+        self.lengths = Counter(
+            "goodput_output_lengths",
+            "Answers whose length was predicted.",
+            ["task"],
+            registry=self.registry,
+        )
+        self.lengths_within = Counter(
+            "goodput_output_lengths_within",
+            "Answers no longer than the predicted quantile of this level.",
+            ["task", "level"],
+            registry=self.registry,
+        )
         self.predictor_failures = self._counter(
             "goodput_predictor_failures",
             "Requests that the length predictor failed on; a histogram stood in.",

@@ -77,7 +77,8 @@ class ModelWatch:
         swap(await asyncio.to_thread(load, self._path))
         self._metrics.swaps.inc()
         self._metrics.predictor_loaded("learned", str(self._path))
-        log.info("length model %s is loaded", self._path)
+        # A warning, since that is what operators see by default, and the line before it may tell of a failure.
+        log.warning("length model %s is loaded in place of the one before", self._path)
 
 
 def _stamp(path: Path) -> Stamp | None:

@@ -24,6 +24,9 @@ from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo, Router
 
 log = logging.getLogger(__name__)
 
+# Quantile levels of predicted lengths that are held against what came.
+LENGTH_LEVELS = (0.5, 0.9)
+
 MAX_ATTEMPTS = 3
 # Held requests ask the router again at most once per this time and held request: 2,000 times a second in all.
 REASK_S = 0.0005
@@ -187,9 +190,17 @@ class Proxy:
         self._metrics.ttft.labels(dispatch.instance).observe(
             (outcome.first_s or outcome.end_s) - arrival_s
         )
+        self._judge_lengths(intake, dispatch, outcome.output_len)
         if dispatch.prediction.known and e2el_s > 0:
             ratio = dispatch.prediction.e2el_s / e2el_s
             self._metrics.error.labels(dispatch.instance).observe(ratio)
+
+    def _judge_lengths(self, intake: Intake, dispatch: Dispatch, output_len: int) -> None:
+        task = self._metrics.slo.task_label(intake.info.task)
+        self._metrics.lengths.labels(task).inc()
+        for level in LENGTH_LEVELS:
+            if output_len <= dispatch.lengths.quantile(level):
+                self._metrics.lengths_within.labels(task, f"{level:g}").inc()
 
     def _judge(self, intake: Intake, outcome: Outcome) -> str:
         """Outcome label, and which objectives were missed."""

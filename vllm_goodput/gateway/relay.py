@@ -103,6 +103,7 @@ class Relay:
             if streaming:
                 return await self._stream(upstream, answer, start, own, outcome)
             response = _whole(answer, start, own, outcome)
+            outcome.output_len = self._each(outcome.output_len)
             if answer.status in RETRY_STATUS:
                 raise AttemptFailed(f"answered {answer.status}", answer=response)
             return response
@@ -133,7 +134,8 @@ class Relay:
                     chunk = await answer.content.readany()
         except CONNECTION_ERRORS:
             pass  # told to the client below
-        outcome.output_len, outcome.prompt_len = meter.output_len, meter.prompt_len
+        outcome.output_len = self._each(meter.output_len)
+        outcome.prompt_len = meter.prompt_len
         outcome.complete = meter.done and not meter.error
         if not meter.done:
             await _to_client(response.write(_CUT_SHORT))
@@ -156,7 +158,11 @@ class Relay:
         if outcome.first_s is None:
             outcome.first_s = now_s
             self._router.on_first_token(request_id, now_s)
-        self._router.on_progress(request_id, meter.events, now_s)
+        self._router.on_progress(request_id, self._each(meter.events), now_s)
+
+    def _each(self, tokens: int) -> int:
+        """Tokens of one answer where the request asks for several, which are counted together."""
+        return -(-tokens // self._intake.choices)
 
     def _report(self, outcome: Outcome) -> None:
         request_id = self._intake.info.request_id

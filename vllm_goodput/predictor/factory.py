@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_goodput.config import RouterConfig
+from vllm_goodput.errors import DataError
 from vllm_goodput.predictor.base import LengthPredictor
 from vllm_goodput.predictor.constant import ConstantLength, MaxTokensLength
 from vllm_goodput.predictor.histogram import TaskHistogram
@@ -47,4 +48,12 @@ def load_model(path: str | None) -> MoEModel:
     Raises:
         DataError: it cannot be loaded.
     """
-    return default_model() if path is None else load(Path(path))
+    if path is None:
+        return default_model()
+    try:
+        return load(Path(path).absolute())
+    except DataError as error:
+        raise DataError(
+            f"router.predictor.model: {error}; make one with `vllm-goodput train`, or leave the setting out to use the"
+            " package's own"
+        ) from None

@@ -104,12 +104,12 @@ class MoEPredictor:
             (task[:MAX_LABEL], view.model[:MAX_LABEL])
             for task, view in zip(self._tasks(infos, weights), views, strict=True)
         ]
-        known = [self._known(key) for key in keys]
+        unknown = [self._unknown(key) for key in keys]
         shifts = [
-            session_shift(s.residual, s.count, trained) if s else 0.0
-            for s, trained in zip(sessions, known, strict=True)
+            session_shift(s.residual, s.count, count == 0) if s else 0.0
+            for s, count in zip(sessions, unknown, strict=True)
         ]
-        final = self.corrections.apply(raw, keys, known, shifts)
+        final = self.corrections.apply(raw, keys, unknown, shifts)
         whole = with_ends(final, model.levels).tolist()
         return [
             Predicted(
@@ -147,15 +147,15 @@ class MoEPredictor:
             predicted = self.predict(info)
         log_len = math.log(output_len)
         censored = output_len >= info.output_cap(self._use_max_tokens)
-        state = self.corrections.of(predicted.key, self._known(predicted.key))
+        state = self.corrections.of(predicted.key, self._unknown(predicted.key) == 0)
         # A session's own residual is what its key does not explain.
         residual = log_len - (median(predicted.raw, self.model.levels) + state.shift)
         state.learn(predicted.raw, predicted.final, log_len, censored)
         self._sessions.add(info.session, info.prompt_len, output_len, residual)
 
-    def _known(self, key: tuple[str, str]) -> bool:
-        """Whether the model was trained on requests of this kind."""
-        return key[0] in self._known_tasks and key[1] in self._known_models
+    def _unknown(self, key: tuple[str, str]) -> int:
+        """How many of task and model the model was not trained on."""
+        return (key[0] not in self._known_tasks) + (key[1] not in self._known_models)
 
     def _bare_view(self, info: RequestInfo) -> RequestView:
         max_tokens = info.max_tokens if self._use_max_tokens else None

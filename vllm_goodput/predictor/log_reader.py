@@ -41,6 +41,8 @@ def read_log(
     """
     files: dict[Path, None] = {}  # in order, each once
     for path in paths:
+        if not path.name or path.is_dir():
+            raise DataError(f"{str(path)!r} is a folder; name the training log itself")
         if rotated(path).exists():
             files[rotated(path)] = None
         files[path] = None

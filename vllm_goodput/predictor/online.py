@@ -38,8 +38,8 @@ ODDS_RATE = 0.25
 CONFORMAL_STEP = 0.01
 MAX_CONFORMAL = 2.0
 # Kinds of requests that the model was not trained on begin with a wider distribution (standard deviation added, natural
-# log of tokens); so many observations halve it.
-DOUBT = 0.4
+# log of tokens), by how much of task and model is unknown; so many observations halve it.
+DOUBT = (0.0, 0.4, 0.8)
 DOUBT_OBSERVATIONS = 3.0
 MAX_RESIDUAL = 3.0  # a single outlier moves a mean by no more
 
@@ -155,13 +155,13 @@ class Corrections:
         self._levels = levels
         self._max = max_keys
         self._keys: OrderedDict[tuple[str, str], KeyState] = OrderedDict()
-        self._doubt = DOUBT * np.array([NormalDist().inv_cdf(level) for level in levels])
+        self._normal = np.array([NormalDist().inv_cdf(level) for level in levels])
 
     def apply(
         self,
         raw: Matrix,
         keys: Sequence[tuple[str, str]],
-        known: Sequence[bool],
+        unknown: Sequence[int],
         session_shifts: Sequence[float],
     ) -> Matrix:
         """Corrected log quantiles.
@@ -169,7 +169,7 @@ class Corrections:
         Args:
             raw: [n, levels], the model's log quantiles of n requests.
             keys: of the requests.
-            known: whether the model was trained on requests of the key.
+            unknown: how many of the key's task and model are unknown to the model: 0, 1 or 2.
             session_shifts: by their sessions.
 
         Returns:
@@ -189,11 +189,12 @@ class Corrections:
             histogram = np.array([state.histogram for state in found])
             conformal = np.array([state.conformal for state in found])
             out[seen] = share * out[seen] + (1.0 - share) * histogram + conformal
-        strange = [row for row, trained in enumerate(known) if not trained]
+        strange = [row for row, count in enumerate(unknown) if count]
         if strange:
             counts = [state.count if (state := states[row]) else 0.0 for row in strange]
             fading = 1.0 / (1.0 + np.array(counts) / DOUBT_OBSERVATIONS)
-            out[strange] += fading[:, None] * self._doubt
+            fading *= np.array([DOUBT[unknown[row]] for row in strange])
+            out[strange] += fading[:, None] * self._normal
         out.sort(axis=1)
         return out
 

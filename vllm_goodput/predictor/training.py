@@ -27,8 +27,9 @@ from vllm_goodput.predictor.trees import Trees, from_booster
 from vllm_goodput.predictor.xgb import xgb
 
 LEVELS = np.array([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
-# Figures at the 0.99 level need a few hundred rows; so does an expert that is to beat the general one.
-MIN_TASK_ROWS = 200
+# Fewer rows tell too little of a task. Its expert has splits from some hundred rows on; until then it is the task's own
+# quantiles, of which it takes as much as helps held-out rows.
+MIN_TASK_ROWS = 20
 MIN_MODEL_ROWS = 20
 MODEL_SCALE = 3.0  # of the model's indicator beside n-grams of unit length: a weaker penalty
 SHRINK_ROWS = 200.0  # a task's calibration counts as much as that of all tasks from so many rows on
@@ -313,7 +314,7 @@ def _blend(data: Examples, tasks: list[str], held_out: list[Floats]) -> tuple[F3
         usable = own[~np.isnan(held_out[number][own, 0])]
         trial = {
             share: share * held_out[number][usable] + (1 - share) * blended[usable]
-            for share in (0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
+            for share in (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
         }
         share = min(trial, key=lambda s: pinball(log_len[usable], trial[s], LEVELS))
         # The general expert has a say in this task's calibration too, all the more where rows are few.
