@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +15,7 @@ import orjson
 import pytest
 
 from vllm_goodput.errors import DataError
-from vllm_goodput.predictor import store
+from vllm_goodput.predictor import store, training
 from vllm_goodput.predictor.dataset import Examples, concat, read_pairs
 from vllm_goodput.predictor.learned import MoEPredictor
 from vllm_goodput.predictor.metrics import coverage, mean_of, pinball, r2
@@ -168,6 +170,18 @@ class TestModel:
         short = predictor.predict(info(prompt="table column join table number 5", task="sql"))
         assert long.quantile(0.5) > 5 * short.quantile(0.5)
 
+    def test_a_task_of_one_session_has_no_expert(self, tmp_path):
+        session = [
+            {**row, "task": "agent", "session": "one", "turn": turn, "prompt": f"turn {turn}"}
+            for turn, row in enumerate(pairs(40, seed=3))
+        ]
+        data = read_pairs([write(tmp_path / "p.jsonl", [*pairs(300), *session])])
+        assert fit(data, SETTINGS).model.gate.tasks == ["sql", "story"]
+
+    def test_the_number_of_experts_is_bounded(self, examples, monkeypatch):
+        monkeypatch.setattr(training, "MAX_TASKS", 1)
+        assert len(fit(examples, SETTINGS).model.gate.tasks) == 1
+
     def test_too_few_examples(self, examples):
         with pytest.raises(DataError, match="too few"):
             fit(examples.take(np.arange(4)), SETTINGS)
@@ -227,6 +241,68 @@ class TestFiles:
             DataError, match=r"m.npz was trained for feature version 1 .* this is version 99"
         ):
             store.parse(data, "m.npz")
+
+
+def changed(data, **changes):
+    """A model file with some arrays changed."""
+    with np.load(io.BytesIO(data)) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    for name, change in changes.items():
+        arrays[name] = change(arrays[name])
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
+class TestHostileFiles:
+    @pytest.mark.parametrize(
+        ("name", "change"),
+        [
+            ("levels", lambda a: np.full_like(a, 0.5)),
+            ("levels", lambda a: a[::-1]),
+            ("levels", lambda a: a * 2),
+            ("levels", lambda a: a.astype(complex)),
+            ("levels", lambda a: a > 0.5),
+            ("2_base", lambda a: np.full_like(a, np.nan)),
+            ("2_base", lambda a: np.full_like(a, np.inf)),
+            ("2_leaves", lambda a: np.full_like(a, np.nan)),
+            ("0_threshold", lambda a: np.full_like(a, np.nan)),
+            ("2_left", lambda a: np.zeros_like(a)),
+            ("0_roots", lambda a: a - 1),
+            ("gate_heads", lambda a: a.astype(float)),
+            ("gate_heads", lambda a: a + 1000),
+            ("gate_slope", lambda a: a[:1]),
+            ("meta", lambda a: a[:-1]),
+        ],
+    )
+    def test_are_refused(self, trained, name, change):
+        with pytest.raises(DataError, match="hostile"):
+            store.parse(changed(store.dump(trained), **{name: change}), "hostile")
+
+    @pytest.mark.parametrize("value", [800.0, -800.0, 3e38])
+    def test_absurd_predictions_stay_lengths(self, trained, value):
+        data = changed(store.dump(trained), offsets=lambda a: np.full_like(a, value))
+        try:
+            model = store.parse(data, "absurd")
+        except DataError:
+            return
+        got = MoEPredictor(model).predict(info())
+        assert 1 <= got.quantile(0.5) <= got.quantile(0.99) < 1e18
+        assert 0 <= got.cdf(100) <= 1
+        assert got.remaining(10, 0.9) >= 1
+
+    def test_what_is_no_file_is_not_opened(self, tmp_path):
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "fifo", tmp_path):
+            with pytest.raises(DataError, match="not a file of at most"):
+                store.load(path)
+
+    def test_a_failed_swap_changes_nothing(self, trained):
+        predictor = MoEPredictor(trained.model)
+        with pytest.raises(ValueError):
+            predictor.swap(replace(trained.model, levels=np.array([0.5, 1.5])))
+        assert predictor.model is trained.model
+        assert predictor.predict(info()).quantile(0.5) >= 1
 
 
 class TestOnline:
@@ -302,6 +378,13 @@ class TestOnline:
     def test_without_a_view(self, trained):
         bare = RequestInfo("r", 40, 0.0, model="small", task="sql")
         assert MoEPredictor(trained.model).predict(bare).quantile(0.5) >= 1
+
+    def test_one_absurd_length_does_not_rule_a_session(self, trained):
+        predictor = MoEPredictor(trained.model)
+        request = info(task="sql", session="s")
+        before = predictor.predict(request).quantile(0.5)
+        predictor.observe(request, 2**62)
+        assert predictor.predict(request).quantile(0.5) < 3 * before
 
     def test_keys_are_bounded(self):
         corrections = Corrections(LEVELS, max_keys=3)

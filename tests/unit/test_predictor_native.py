@@ -130,6 +130,19 @@ def test_wrong_shapes_are_refused():
         request_features([([1.0], (b"a",))], 1, 1)
 
 
+def test_numbers_that_change_the_list_they_are_in_are_refused():
+    values = []
+
+    class Clears:
+        def __float__(self):
+            values.clear()
+            return 1.0
+
+    values += [Clears(), 2.0, 3.0]
+    with pytest.raises((IndexError, ValueError)):
+        request_features([(values, ("a",))], 3, 1)
+
+
 def test_sparse_times_dense_matches_numpy():
     rng = np.random.default_rng(0)
     matrix = np.where(rng.random((5, 40)) < 0.2, rng.normal(size=(5, 40)), 0).astype(np.float32)
@@ -144,7 +157,14 @@ def test_sparse_times_dense_matches_numpy():
 
 @pytest.mark.parametrize(
     ("ends", "indices", "column"),
-    [([0, 1], [3], 0), ([0, 1], [-1], 0), ([0, 2], [0], 0), ([1, 0], [0], 0), ([0, 1], [0], 1)],
+    [
+        ([0, 1], [3], 0),
+        ([0, 1], [-1], 0),
+        ([0, 2], [0], 0),
+        ([1, 0], [0], 0),
+        ([0, 1], [0], 1),
+        ([0, 1], [0], 2**64 - 1),
+    ],
 )
 def test_sparse_times_dense_refuses_what_leads_outside(ends, indices, column):
     out = np.zeros((1, 2), dtype=np.float32)

@@ -14,10 +14,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from vllm_goodput.cli import main
 from vllm_goodput.cli.output import write_whole
+from vllm_goodput.cli.train import warnings
 from vllm_goodput.errors import ConfigError
 from vllm_goodput.predictor import store, training
 from vllm_goodput.predictor.features import extract
@@ -362,7 +364,11 @@ def test_table_and_card(predict, made):
         (["--batch", "-"], b'{"prompt": "x"}\n7\n', "standard input:2: a request body"),
         (["--body", "/nonexistent"], b"", "cannot read /nonexistent"),
         (["--prompt", "x", "--quantiles", "1"], b"", "--quantiles must lie between 0 and 1"),
-        (["--prompt", "x", "--generated", "-1"], b"", "--generated must be at least 0, got -1"),
+        (
+            ["--prompt", "x", "--generated", "-1"],
+            b"",
+            "--generated must be from 0 to 1000000000, got -1",
+        ),
         (["--prompt", "x", "--max-tokens", "5", "--generated", "6"], b"", "at most max_tokens (5)"),
         (["--body", "-"], b'{"messages": 5}', "messages must be a list of objects"),
         (["--body", "-"], b'{"messages": [5]}', "messages must be a list of objects"),
@@ -381,3 +387,34 @@ def test_what_is_malformed_otherwise_counts_as_absent(predict):
     for body in ({"messages": []}, {"prompt": [[]]}, {"prompt": "", "model": 7, "vllm_xargs": 3}):
         found = json.loads(predict("--body", "-", "--json", stdin=json.dumps(body).encode()))
         assert found["quantiles"]["0.5"] >= 1
+
+
+def test_names_are_never_markup(predict):
+    assert "'[/nope]'" in predict("--prompt", "x", "--llm", "[/nope]")
+
+
+def test_tasks_without_an_expert_are_named(tmp_path, capsys):
+    odd = write_rows(tmp_path / "p.jsonl", [*rows(), {**next(iter(rows())), "task": "[/x]"}])
+    assert train("--pairs", odd, *QUICK, "-o", tmp_path / "m.npz") == 0
+    assert "[/x] (1)" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_inputs_and_special_files_are_not_written_over(pairs, tmp_path, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    for output in (tmp_path / "fifo", pairs):
+        assert train("--pairs", pairs.parent, *QUICK, "-o", output) == 2
+        assert "cannot write" in capsys.readouterr().err
+    assert len(pairs.read_text().splitlines()) == 520
+    log = tmp_path / "finished.jsonl"
+    assert train("--log", log, "-o", f"{log}.1") == 2
+    assert "also an input" in capsys.readouterr().err
+
+
+def test_a_useless_model_says_so():
+    scores = SimpleNamespace(mae_tokens=30.0, baseline_mae_tokens=20.0)
+    data = SimpleNamespace(task=np.array(["t"] * 30))
+    model = SimpleNamespace(gate=SimpleNamespace(tasks=["t"]))
+    (warning,) = warnings(data, model, SimpleNamespace(overall=lambda: scores))
+    assert "off by 30.0 tokens on average, predicting each task's mean by 20.0" in warning
+    scores.mae_tokens = 10.0
+    assert not list(warnings(data, model, SimpleNamespace(overall=lambda: scores)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -58,9 +59,19 @@ def test_a_line_has_features_and_lengths_but_no_text(tmp_path):
         assert word not in raw.decode().lower()
     (row,) = lines(path)
     assert set(row) == {
-        *("version", "task", "model", "output_len", "cut", "session", "first", "dense", "grams")
+        *(
+            "goodput_features",
+            "task",
+            "model",
+            "output_len",
+            "cut",
+            "session",
+            "first",
+            "dense",
+            "grams",
+        )
     }
-    assert (row["version"], row["task"], row["model"]) == (FEATURE_VERSION, "t", "m")
+    assert (row["goodput_features"], row["task"], row["model"]) == (FEATURE_VERSION, "t", "m")
     assert (row["output_len"], row["cut"]) == (20, True)
     assert path.stat().st_mode & 0o077 == 0
 
@@ -180,16 +191,16 @@ def test_a_full_disk_drops_and_recovers(tmp_path, monkeypatch):
     assert len(dropped) == 1
 
 
-def test_a_log_that_was_taken_away_is_made_again_when_it_is_full(tmp_path):
+@pytest.mark.parametrize("away", [Path.unlink, lambda path: path.rename(f"{path}.old")])
+def test_a_log_that_was_taken_away_is_made_again(tmp_path, away):
     path = tmp_path / "l.jsonl"
-    log = TrainingLog(path, 0.02)
-    path.rename(tmp_path / "kept.jsonl")
+    log = TrainingLog(path, 1.0)
+    away(path)
     for number in range(40):
         info = request(number)
         log.add(info, extract([(info.view, None)]), number + 1)
     log.close()
-    assert lines(tmp_path / "kept.jsonl")[0]["output_len"] == 1
-    assert lines(path)[-1]["output_len"] == 40
+    assert [line["output_len"] for line in lines(path)] == list(range(1, 41))
 
 
 def test_where_it_cannot_be_it_says_so(tmp_path):
@@ -201,14 +212,24 @@ def test_where_it_cannot_be_it_says_so(tmp_path):
 
 def test_another_file_is_never_touched(tmp_path):
     path = tmp_path / "model.npz"
-    path.write_bytes(b"precious\nbytes without a line break")
-    with pytest.raises(DataError, match="another file"):
+    for content in (b"precious\nbytes without a line break", b'{"version":1,"mine":2}', b"{"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="another file"):
+            TrainingLog(path, 1.0)
+        assert path.read_bytes() == content
+
+
+def test_one_process_at_a_time(tmp_path):
+    path = tmp_path / "l.jsonl"
+    log = TrainingLog(path, 1.0)
+    with pytest.raises(DataError, match="another process is writing to it"):
         TrainingLog(path, 1.0)
-    assert path.read_bytes() == b"precious\nbytes without a line break"
+    log.close()
+    TrainingLog(path, 1.0).close()
 
 
 @pytest.mark.parametrize(
-    "rest", [b'{"version":1,"ta', b'{"ver', b'{"version":1,"x":"' + b"x" * 200_000]
+    "rest", [b'{"goodput_features":1,"ta', b'{"go', b'{"goodput_features":1,"x":"' + b"x" * 200_000]
 )
 def test_a_torn_line_is_skipped_and_written_over(tmp_path, rest):
     path = tmp_path / "l.jsonl"
@@ -226,8 +247,8 @@ def damaged(**changes):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damaged(version=FEATURE_VERSION + 1), f"feature version {FEATURE_VERSION + 1}"),
-        (damaged(version=None), "feature version None"),
+        (damaged(goodput_features=FEATURE_VERSION + 1), f"feature version {FEATURE_VERSION + 1}"),
+        (damaged(goodput_features=None), "feature version None"),
         (damaged(output_len=0), "output_len must be"),
         (damaged(output_len="5"), "output_len must be"),
         (damaged(task=None), "task must be a string"),

@@ -29,6 +29,11 @@ def exit_on_interrupt() -> Iterator[None]:
             os.write(2, text + b"vllm-goodput: interrupted\n")
         os._exit(EXIT_INTERRUPTED)
 
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # such as a script's job in the background
+        yield
+        return
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield

@@ -40,8 +40,11 @@ def check_output_paths(*paths: str | None, inputs: Iterable[str]) -> None:
         if Path(path).resolve() in taken:
             raise ConfigError(f"cannot write {path}: it is also an input or another output")
         taken.add(Path(path).resolve())
-        if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
+        folder = Path(path).absolute().parent
+        if not folder.is_dir() or (Path(path).exists() and not Path(path).is_file()):
             raise ConfigError(f"cannot write {path}: not a file in an existing directory")
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"cannot write {path}: the directory is not writable")
 
 
 def write_whole(path: str | Path, data: bytes) -> None:
@@ -50,10 +53,11 @@ def write_whole(path: str | Path, data: bytes) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    part = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.part")
+    target = Path(path).resolve()  # a link stays one
+    part = target.with_name(f".{os.getpid()}.part")
     try:
         part.write_bytes(data)
-        part.replace(path)
+        part.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     finally:

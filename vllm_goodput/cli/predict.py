@@ -62,16 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     from vllm_goodput.predictor import store
+    from vllm_goodput.predictor.view import MAX_LEN
 
     for name in ("prompt_len", "max_tokens", "generated"):
         value = getattr(args, name)
         least = 0 if name == "generated" else 1
-        if value is not None and value < least:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+        if value is not None and not least <= value <= MAX_LEN:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be from {least} to {MAX_LEN}, got {str(value)[:40]}"
+            )
     for level in args.quantiles or ():
         if not 0.0 < level < 1.0:
             raise ConfigError(f"--quantiles must lie between 0 and 1, got {level}")
-    model = store.load(Path(args.model)) if args.model else store.default_model()
+    model = store.default_model() if args.model is None else store.load(Path(args.model))
     if args.card:
         _write_json(model.card, indent=True)
     elif args.batch is not None:
@@ -104,8 +107,8 @@ def predict(
         chat = "messages" in body
         prompt_len = args.prompt_len or lengths.estimate(body, chat)
         limit = args.max_tokens or _max_tokens(body)
-        views.append(view_of({**body, **_named(args.llm)}, chat, prompt_len, limit))
-        tasks.append(args.task or _task(body))
+        views.append(view_of({**body, **_named(_clean(args.llm))}, chat, prompt_len, limit))
+        tasks.append(_clean(args.task) or _task(body))
     features = extract([(view, None) for view in views])
     _, gate = model.predict(features, [view.model for view in views], tasks)
     infos = [
@@ -195,6 +198,11 @@ def _name(path: str) -> str:
     return "standard input" if path == "-" else path
 
 
+def _clean(text: str | None) -> str | None:
+    """Command lines may hold bytes that are not UTF-8."""
+    return text and text.encode("utf-8", "replace").decode()
+
+
 def _named(llm: str | None) -> dict[str, str]:
     return {"model": llm} if llm else {}
 
@@ -208,7 +216,9 @@ def _task(body: dict[str, Any]) -> str | None:
 def _max_tokens(body: dict[str, Any]) -> int | None:
     names = ("max_completion_tokens", "max_tokens") if "messages" in body else ("max_tokens",)
     value = next((body[name] for name in names if body.get(name) is not None), None)
-    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    from vllm_goodput.predictor.view import is_length
+
+    valid = isinstance(value, int) and not isinstance(value, bool) and is_length(value)
     return value if valid else None
 
 
@@ -234,7 +244,9 @@ def _print(prediction: Prediction) -> None:
     console.print(f"prompt: about {prediction['prompt_len']} tokens", highlight=False)
     if prediction["unknown"]:
         console.print(
-            f"[yellow]note:[/] {' and '.join(prediction['unknown'])} not in the training data; this is a guess until"
-            " requests of this kind finish at the gateway, which learns from each",
+            f"note: {' and '.join(prediction['unknown'])} not in the training data; this is a guess until requests of"
+            " this kind finish at the gateway, which learns from each",
+            style="yellow",
+            markup=False,
             highlight=False,
         )

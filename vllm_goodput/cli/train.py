@@ -22,6 +22,7 @@ from vllm_goodput.errors import ConfigError
 if TYPE_CHECKING:
     from vllm_goodput.predictor.dataset import Examples
     from vllm_goodput.predictor.evaluation import Predictions
+    from vllm_goodput.predictor.model import MoEModel
     from vllm_goodput.predictor.progress import TrainProgress
     from vllm_goodput.predictor.training import TrainSettings
 
@@ -107,10 +108,10 @@ def run(args: argparse.Namespace) -> int:
 
     settings, date = _settings(args), _date(args.date)
     console = make_console(stderr=True)
-    check_output_paths(args.output, args.report, args.card, inputs=[*args.pairs, *args.log])
+    check_output_paths(args.output, args.report, args.card, inputs=list(_inputs(args)))
     with TrainProgress(console) as progress:
         data = _read(args, progress)
-        progress.expect(_stages(data))
+        progress.expect(_stages(data, settings))
         with exit_on_interrupt():
             trained = fit(data, settings, progress.stage)
     model = trained.model
@@ -124,9 +125,18 @@ def run(args: argparse.Namespace) -> int:
     if args.card:
         write_whole(args.card, _json(card))
     _print(args.output, predictions)
-    for warning in warnings(data, predictions):
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
+    for warning in warnings(data, model, predictions):
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
     return 0
+
+
+def _inputs(args: argparse.Namespace) -> Iterator[str]:
+    """Every file that is going to be read."""
+    for path in args.pairs:
+        yield from (str(file) for file in Path(path).glob("*.jsonl")) if Path(path).is_dir() else ()
+        yield path
+    for path in args.log:
+        yield from (path, f"{path}.1")
 
 
 def _settings(args: argparse.Namespace) -> TrainSettings:
@@ -144,11 +154,11 @@ def _date(text: str | None) -> str:
     """The card's date: UTC, whole seconds."""
     try:
         date = datetime.now(UTC) if text is None else datetime.fromisoformat(text)
-    except ValueError:
+        date = date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ConfigError(
             f"--date must be like 2026-01-31 or 2026-01-31T12:00:00+00:00, got {text!r}"
         ) from None
-    date = date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
     return date.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -167,12 +177,11 @@ def _read(args: argparse.Namespace, progress: TrainProgress) -> Examples:
     return concat(parts) if len(parts) > 1 else parts[0]
 
 
-def _stages(data: Examples) -> int:
+def _stages(data: Examples, settings: TrainSettings) -> int:
     """Stages that training is going to announce: heads, general expert, one per task, calibration."""
-    from vllm_goodput.predictor.training import MIN_TASK_ROWS
+    from vllm_goodput.predictor.training import expert_tasks, folds_of
 
-    names, counts = np.unique(data.task, return_counts=True)
-    return 3 + int(((counts >= MIN_TASK_ROWS) & (names != "")).sum())
+    return 3 + len(expert_tasks(data, folds_of(data.group, settings.folds, settings.seed)))
 
 
 def _card(
@@ -199,7 +208,8 @@ def _card(
         },
         "settings": asdict(settings),
         "metrics": {"overall": predictions.overall().as_dict(), "tasks": per_task},
-        "notes": notes,
+        # Command lines may hold bytes that are not UTF-8.
+        "notes": [note.encode("utf-8", "replace").decode() for note in notes],
     }
 
 
@@ -226,15 +236,17 @@ def _print(path: str, predictions: Predictions) -> None:
     console.print(f"model: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def warnings(data: Examples, predictions: Predictions) -> Iterator[str]:
+def warnings(data: Examples, model: MoEModel, predictions: Predictions) -> Iterator[str]:
     """What someone who is about to use the model should know."""
-    from vllm_goodput.predictor.training import MIN_TASK_ROWS
+    from vllm_goodput.predictor.training import MAX_TASKS, MIN_TASK_ROWS
 
     names, counts = np.unique(data.task, return_counts=True)
-    few = [f"{n} ({c})" for n, c in zip(names, counts, strict=True) if n and c < MIN_TASK_ROWS]
+    known = {"", *model.gate.tasks}
+    few = [f"{n} ({c})" for n, c in zip(names, counts, strict=True) if n not in known]
     if few:
         yield (
-            f"too few rows for an expert of their own (at least {MIN_TASK_ROWS}), declared or not: "
+            f"no expert of their own, declared or not, have these tasks (rows; at least {MIN_TASK_ROWS} that begin with"
+            f" different prompts are needed, and the {MAX_TASKS} largest tasks get one): "
             + ", ".join(few[:10])
             + (f" and {len(few) - 10} more" if len(few) > 10 else "")
         )

@@ -36,8 +36,13 @@ std::vector<T> vector_of(const Array<T>& values) {
   return std::vector<T>(values.data(), values.data() + values.size());
 }
 
+constexpr std::size_t kMaxWindows = 64;
+
 // requests: n pairs of (numbers, texts), each with the same number of either.
 py::tuple request_features(const py::list& requests, std::size_t numbers, std::size_t windows) {
+  if (windows > kMaxWindows) {
+    throw py::value_error("at most " + std::to_string(kMaxWindows) + " windows");
+  }
   const std::size_t rows = requests.size();
   py::array_t<float> dense({rows, numbers + windows * goodput::kTextStats});
   std::vector<int64_t> ends{0};
@@ -54,7 +59,8 @@ py::tuple request_features(const py::list& requests, std::size_t numbers, std::s
       throw py::value_error("every request must have " + std::to_string(numbers) + " numbers and " +
                             std::to_string(windows) + " texts");
     }
-    for (const py::handle& value : values) {
+    for (std::size_t i = 0; i < numbers; ++i) {
+      const py::object value = values[i];  // held: converting it may run any code
       const double number = PyFloat_AsDouble(value.ptr());
       if (number == -1.0 && PyErr_Occurred() != nullptr) {
         throw py::error_already_set();
@@ -88,8 +94,8 @@ void sparse_times_dense(const Array<int64_t>& ends, const Array<int32_t>& indice
                         const Array<float>& weights, const Array<float>& dense,
                         py::array_t<float, py::array::c_style>& out, std::size_t column) {
   if (dense.ndim() != 2 || out.ndim() != 2 || ends.size() != out.shape(0) + 1 ||
-      indices.size() != weights.size() ||
-      column + static_cast<std::size_t>(dense.shape(1)) > static_cast<std::size_t>(out.shape(1))) {
+      indices.size() != weights.size() || dense.shape(1) > out.shape(1) ||
+      column > static_cast<std::size_t>(out.shape(1) - dense.shape(1))) {
     throw py::value_error("sparse_times_dense: shapes do not fit");
   }
   const auto heads = static_cast<std::size_t>(dense.shape(1));

@@ -10,6 +10,7 @@ from typing import Any
 INITIAL_TOKENS_PER_CHAR = 0.25
 WEIGHT = 0.05  # of a new observation in the running ratio
 MAX_MODELS = 1000
+MAX_TOKENS_PER_CHAR = 4.0
 ESTIMATE_SLACK = 0.25  # an estimated prompt may be shorter by this fraction
 
 
@@ -42,8 +43,9 @@ class PromptLengths:
             return
         if model not in self._ratio and len(self._ratio) >= MAX_MODELS:
             return
+        ratio = min(MAX_TOKENS_PER_CHAR, (prompt_len - exact) / chars)  # usage may say anything
         old = self._ratio.get(model, INITIAL_TOKENS_PER_CHAR)
-        self._ratio[model] = old + WEIGHT * ((prompt_len - exact) / chars - old)
+        self._ratio[model] = old + WEIGHT * (ratio - old)
 
 
 def _model(body: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from vllm_goodput.predictor.view import (
     window,
 )
 
+MAX_LABEL = 128
 _SPACE = re.compile(r"\s+")
 _ROLE = re.compile(r"\[(\w+)\]")
 
@@ -224,8 +225,9 @@ def from_sessions(sessions: Iterable[Session], source: list[str]) -> Examples:
     return Examples(
         _stack(features),
         np.array([max(1, row["output_tokens"]) for row in rows], dtype=np.float64),
-        np.array([row["task"] for row in rows]),
-        np.array([row["model"] for row in rows]),
+        # numpy gives every name the room of the longest.
+        np.array([row["task"][:MAX_LABEL] for row in rows]),
+        np.array([row["model"][:MAX_LABEL] for row in rows]),
         np.array(session_ids, dtype=np.int64),
         np.array(groups, dtype=np.int64),
         source,

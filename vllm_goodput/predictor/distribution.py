@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float64]
 
+MAX_LOG = 40.0  # keeps exp() far from overflow, and any real length below
 # Of the length seen so far, expected to come where no prediction reaches that far.
 BEYOND = 0.5
 
@@ -45,7 +46,7 @@ class QuantileDistribution:
 
     def quantile(self, q: float) -> float:
         """See LengthDistribution."""
-        return max(1.0, min(self._cap, math.exp(self._log_at(q))))
+        return max(1.0, min(self._cap, math.exp(min(MAX_LOG, self._log_at(q)))))
 
     def cdf(self, length: float) -> float:
         """See LengthDistribution."""

@@ -80,8 +80,8 @@ class MoEPredictor:
 
     def swap(self, model: MoEModel) -> None:
         """Predict with another model from now on; corrections of the old one are dropped, sessions stay."""
-        self.model = model
-        self.corrections = Corrections(model.levels)
+        corrections = Corrections(model.levels)  # first what can fail
+        self.model, self.corrections = model, corrections
         self._levels: tuple[float, ...] = (0.0, *model.levels.tolist(), 1.0)
         self._known_tasks = frozenset(model.gate.tasks)
         self._known_models = frozenset(model.models)

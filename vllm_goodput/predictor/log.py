@@ -8,6 +8,7 @@ Texts are in it as hashed n-grams only. That is no encryption: who guesses a tex
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -40,7 +41,7 @@ __all__ = ["LoggingPredictor", "TrainingLog", "opening", "read_log"]
 log = logging.getLogger(__name__)
 
 # A line's first bytes; what begins otherwise is another file, which must not be touched.
-MARK = b'{"version":'
+MARK = b'{"goodput_features":'
 # Finished requests that wait to be written; more are dropped.
 MAX_WAITING = 1000
 # Labels are chosen by clients.
@@ -127,7 +128,7 @@ class TrainingLog:
         info, view, features = record.info, record.view, record.features
         session = f"session {info.session}" if info.session else f"request {info.request_id}"
         row = {
-            "version": FEATURE_VERSION,
+            "goodput_features": FEATURE_VERSION,
             "task": _label(info.task),
             "model": _label(view.model),
             "output_len": record.output_len,
@@ -148,6 +149,8 @@ class TrainingLog:
         if len(line) > self._max_bytes:
             self._drop("a line is larger than max_mb allows")
             return
+        if self._fd >= 0 and not self._in_place():
+            self._close_file()  # moved or removed by somebody else: begin anew where it should be
         if self._fd < 0:
             self._open()
         size = os.fstat(self._fd).st_size
@@ -167,10 +170,21 @@ class TrainingLog:
     def _open(self) -> None:
         self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         head = os.pread(self._fd, len(MARK), 0)
-        if not MARK.startswith(head):
+        if head not in (b"", MARK):
             self._close_file()
             raise OSError(0, "there is another file, not a training log")
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._close_file()
+            raise OSError(0, "another process is writing to it") from None
         _end_at_a_whole_line(self._fd)
+
+    def _in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except OSError:
+            return False
 
     def _close_file(self) -> None:
         if self._fd >= 0:

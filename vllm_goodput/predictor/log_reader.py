@@ -80,10 +80,10 @@ class _Reader:
         Raises:
             DataError: it is not as it should be.
         """
-        if row.get("version") != FEATURE_VERSION:
+        if row.get("goodput_features") != FEATURE_VERSION:
             raise DataError(
-                f"{where}: written with feature version {row.get('version')!r}, this is version {FEATURE_VERSION};"
-                " collect it again with this version of vllm-goodput"
+                f"{where}: written with feature version {row.get('goodput_features')!r}, this is version"
+                f" {FEATURE_VERSION}; collect it again with this version of vllm-goodput"
             )
         for name in ("task", "model", "session", "first"):
             _expect(isinstance(row.get(name), str), where, name, "a string")

@@ -23,6 +23,7 @@ from vllm_goodput.predictor.features import DENSE_NAMES, Features
 F32 = npt.NDArray[np.float32]
 # Experts with less weight than this are not evaluated.
 LEAST_WEIGHT = 0.02
+MAX_LOG_LEN = 21.0  # natural log of tokens; no model has a context of a billion
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,9 @@ class MoEModel:
 
         Returns:
             (float32 [n, levels], non-decreasing along the levels; float32 [n, tasks + 1])
+
+        Raises:
+            ValueError: the model is broken.
         """
         index = {name: i for i, name in enumerate(self.models)}
         known = [index.get(model, -1) for model in models]
@@ -141,7 +145,9 @@ class MoEModel:
             used = np.flatnonzero(weights[:, number])
             quantiles = experts[number].predict(rows if len(used) == len(rows) else rows[used])
             out[used] += weights[used, number, None] * (quantiles + self.offsets[number])
-        return np.sort(out, axis=1), weights
+        if not np.isfinite(out).all():
+            raise ValueError("the length model predicts what is not a number")
+        return np.clip(np.sort(out, axis=1), 0.0, MAX_LOG_LEN), weights
 
 
 def assemble(dense: F32, scores: F32, known: Sequence[int], models: int) -> F32:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 LATEST = 4
+MAX_RESIDUAL = 3.0  # of the log length; a single outlier moves the mean by no more
 
 
 class SessionLengths:
@@ -53,7 +54,9 @@ class SessionLengths:
         self.high = max(self.high, log_len)
         self.low = min(self.low, log_len)
         self.context_len = int(prompt_len + output_len) if prompt_len else 0
-        self.residual += (residual - self.residual) / self.count
+        if math.isfinite(residual):
+            residual = min(MAX_RESIDUAL, max(-MAX_RESIDUAL, residual))
+            self.residual += (residual - self.residual) / self.count
 
     @property
     def std(self) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import zipfile
 from functools import cache
 from importlib import resources
@@ -17,15 +18,27 @@ import numpy.typing as npt
 import orjson
 
 from vllm_goodput.errors import DataError
-from vllm_goodput.predictor.features import DENSE_NAMES, FEATURE_VERSION, GRAM_COLUMNS
+from vllm_goodput.predictor.features import DENSE_NAMES, FEATURE_VERSION, GRAM_COLUMNS, extract
 from vllm_goodput.predictor.model import Gate, Heads, MoEModel
 from vllm_goodput.predictor.trees import Trees
+from vllm_goodput.predictor.view import RequestView
 
 if TYPE_CHECKING:  # training needs XGBoost and SciPy; predicting does not
     from vllm_goodput.predictor.training import Trained
 
 FORMAT = 1
-_TREE_ARRAYS = ("feature", "threshold", "left", "nan_left", "roots", "leaves", "base")
+MAX_BYTES = 64 * 2**20
+MAX_UNPACKED_BYTES = 4 * MAX_BYTES
+# Kinds of their elements, as numpy names them.
+_TREE_ARRAYS = {
+    "feature": "i",
+    "threshold": "f",
+    "left": "i",
+    "nan_left": "b",
+    "roots": "i",
+    "leaves": "f",
+    "base": "f",
+}
 
 
 def save(path: Path, trained: Trained) -> None:
@@ -35,11 +48,12 @@ def save(path: Path, trained: Trained) -> None:
         DataError: the file cannot be written.
     """
     data = dump(trained)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    target = path.resolve()  # a link stays one
+    part = target.with_name(f".{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(data)
-        part.replace(path)
+        part.replace(target)
     except OSError as error:
         raise DataError(f"cannot write the model {path}: {error.strerror}") from None
     finally:
@@ -91,6 +105,12 @@ def load(path: Path) -> MoEModel:
         DataError: it is missing, corrupt, or of another feature version.
     """
     try:
+        # Opening a FIFO or a device could block, and reading it never end.
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise DataError(
+                f"{path} is not a length model: not a file of at most {MAX_BYTES} bytes"
+            )
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read the model {path}: {error.strerror}") from None
@@ -121,6 +141,10 @@ def parse(data: bytes, name: str) -> MoEModel:
         DataError: as `load`; `name` says which file.
     """
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > MAX_UNPACKED_BYTES:
+            raise ValueError("too large")
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
         meta = orjson.loads(arrays["meta"].tobytes())
@@ -133,21 +157,45 @@ def parse(data: bytes, name: str) -> MoEModel:
             f" {FEATURE_VERSION} (format {FORMAT}); train it again with this version of vllm-goodput"
         )
     try:
-        return _build(arrays, meta)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        model = _build(arrays, meta)
+        _try(model)
+    except (ValueError, KeyError, TypeError, IndexError, ArithmeticError) as error:
         raise DataError(f"{name} is corrupt ({error})") from None
+    return model
+
+
+def _try(model: MoEModel) -> None:
+    """Predict once with every expert.
+
+    Raises:
+        ValueError: that does not give lengths.
+    """
+    tasks = [None, *model.gate.tasks]
+    with np.errstate(all="ignore"):
+        features = extract([(RequestView(), None)] * len(tasks))
+        model.predict(features, [""] * len(tasks), tasks)
 
 
 def _build(arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> MoEModel:
     tasks, heads, models = meta["tasks"], meta["heads"], meta["models"]
     levels = arrays["levels"]
-    _expect("levels", levels, (len(levels),))
-    _expect("head_weights", arrays["head_weights"], (GRAM_COLUMNS, len(heads)))
-    _expect("head_bias", arrays["head_bias"], (len(heads),))
-    _expect("head_model_bias", arrays["head_model_bias"], (len(models), len(heads)))
-    for name in ("gate_heads", "gate_slope", "gate_offset", "gate_declared"):
-        _expect(name, arrays[name], (len(tasks),))
-    _expect("offsets", arrays["offsets"], (len(tasks) + 1, len(levels)))
+    shapes = {
+        "levels": (len(levels),),
+        "head_weights": (GRAM_COLUMNS, len(heads)),
+        "head_bias": (len(heads),),
+        "head_model_bias": (len(models), len(heads)),
+        "gate_heads": (len(tasks),),
+        "gate_slope": (len(tasks),),
+        "gate_offset": (len(tasks),),
+        "gate_declared": (len(tasks),),
+        "offsets": (len(tasks) + 1, len(levels)),
+    }
+    for name, shape in shapes.items():
+        _expect(name, arrays[name], "i" if name == "gate_heads" else "f", shape)
+    if len(levels) < 2 or not 0 < levels[0] < levels[-1] < 1 or (np.diff(levels) <= 0).any():
+        raise ValueError("levels must rise between 0 and 1")
+    if not all(isinstance(name, str) for name in (*tasks, *heads, *models)):
+        raise ValueError("names must be text")
     if len(meta["features"]) != len(tasks) + 1:
         raise ValueError("one forest per task and a general one are expected")
     if ((arrays["gate_heads"] < 0) | (arrays["gate_heads"] >= len(heads))).any():
@@ -159,6 +207,8 @@ def _build(arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> MoEMode
         if features != width + (0 if general else len(levels)):
             raise ValueError(f"forest {number} expects {features} features")
         values = {name: arrays[f"{number}_{name}"] for name in _TREE_ARRAYS}
+        for name, kind in _TREE_ARRAYS.items():
+            _expect(f"{number}_{name}", values[name], kind)
         if values["base"].shape != levels.shape:
             raise ValueError(f"forest {number} does not predict every level")
         forests.append(Trees(**values, features=features).forest())
@@ -181,8 +231,12 @@ def _build(arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> MoEMode
     )
 
 
-def _expect(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
+def _expect(
+    name: str, array: npt.NDArray[Any], kind: str, shape: tuple[int, ...] | None = None
+) -> None:
+    if array.dtype.kind != kind:
+        raise ValueError(f"{name} holds {array.dtype}")
+    if shape is not None and array.shape != shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} holds values that are not finite")

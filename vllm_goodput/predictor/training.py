@@ -30,6 +30,7 @@ LEVELS = np.array([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 # Fewer rows tell too little of a task. Its expert has splits from some hundred rows on; until then it is the task's own
 # quantiles, of which it takes as much as helps held-out rows.
 MIN_TASK_ROWS = 20
+MAX_TASKS = 50  # the largest; labels are chosen by clients, and every expert costs time
 MIN_MODEL_ROWS = 20
 MODEL_SCALE = 3.0  # of the model's indicator beside n-grams of unit length: a weaker penalty
 SHRINK_ROWS = 200.0  # a task's calibration counts as much as that of all tasks from so many rows on
@@ -100,13 +101,12 @@ def fit(
             f"{len(data)} examples of {len(np.unique(data.group))} first prompts are too few to train on;"
             f" at least {2 * settings.folds} first prompts are needed"
         )
-    names, counts = np.unique(data.task, return_counts=True)
-    tasks = [str(n) for n, c in zip(names, counts, strict=True) if c >= MIN_TASK_ROWS and n]
+    fold = folds_of(data.group, settings.folds, settings.seed)
+    tasks = expert_tasks(data, fold)
     names, counts = np.unique(data.model, return_counts=True)
     models = [str(n) for n, c in zip(names, counts, strict=True) if c >= MIN_MODEL_ROWS and n]
     index = {name: i for i, name in enumerate(models)}
     known = [index.get(str(name), -1) for name in data.model]
-    fold = folds_of(data.group, settings.folds, settings.seed)
     progress("text heads")
     heads, scores = _fit_heads(data, tasks, models, np.array(known), fold, settings)
     claims = _fit_gate(data, tasks, heads.names, scores)
@@ -130,6 +130,18 @@ def fit(
     forests = [trees.forest() for trees in experts]
     model = MoEModel(LEVELS, models, heads, gate, forests, offsets, {"settings": asdict(settings)})
     return Trained(model, experts, blended)
+
+
+def expert_tasks(data: Examples, fold: npt.NDArray[np.int64]) -> list[str]:
+    """Tasks with rows enough for an expert, in more folds than one so that some can be held out; sorted by name."""
+    names, counts = np.unique(data.task, return_counts=True)
+    largest = sorted(zip(-counts, names, strict=True))
+    enough = [
+        str(name)
+        for count, name in largest
+        if name and -count >= MIN_TASK_ROWS and len(np.unique(fold[data.task == name])) > 1
+    ]
+    return sorted(enough[:MAX_TASKS])
 
 
 def folds_of(group: npt.NDArray[np.int64], folds: int, seed: int) -> npt.NDArray[np.int64]:

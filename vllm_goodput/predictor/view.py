@@ -7,7 +7,6 @@ Text is kept as bounded windows, so that neither memory nor time grows with the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ PLAIN, JSON_OBJECT, JSON_SCHEMA, GRAMMAR = range(4)
 GRAMMAR_FIELDS = ("structured_outputs", "guided_grammar", "guided_regex", "guided_choice")
 TOOL_ROLES = ("tool", "function")
 MAX_TURNS = 1000
+MAX_LEN = 10**9  # tokens
 # Of a conversation, so many of the latest answers are measured, and so many messages searched for a repetition.
 KNOWN_ANSWERS = 4
 REPEAT_MESSAGES = 32
@@ -141,7 +141,8 @@ def _chat_view(
         answer_chars=len(answer),
         turn=min(len(answers), MAX_TURNS),
         answer_lens=tuple([max(1.0, len(text) * tokens_per_char) for text in latest]),
-        repeats=any(m.get("content") == content for m in messages[-REPEAT_MESSAGES:-1]),
+        repeats=isinstance(content, str)
+        and any(m.get("content") == content for m in messages[-REPEAT_MESSAGES:-1]),
         role=ROLES.index(role) if role in ROLES else 0,
         tool_results=roles.count("tool") + roles.count("function") + (role in TOOL_ROLES),
         **common,
@@ -163,8 +164,14 @@ def message_text(message: dict[str, Any]) -> str:
         return text
     functions = (call.get("function") for call in calls if isinstance(call, dict))
     return text + "\n".join(
-        f"{f.get('name')} {f.get('arguments')}" for f in functions if isinstance(f, dict)
+        f"{_text(f.get('name'))} {_text(f.get('arguments'))}"
+        for f in functions
+        if isinstance(f, dict)
     )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _instructions(messages: list[dict[str, Any]], roles: list[Any]) -> str:
@@ -185,7 +192,7 @@ def _prompt_text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list):
-        return next((p for p in prompt if isinstance(p, str)), "")
+        return prompt[0] if prompt and isinstance(prompt[0], str) else ""
     return ""
 
 
@@ -208,4 +215,4 @@ def _stops(stop: Any) -> int:
 
 def is_length(value: Any) -> bool:
     """Whether a value is a usable length in tokens."""
-    return isinstance(value, (int, float)) and math.isfinite(value) and value >= 1
+    return isinstance(value, (int, float)) and 1 <= value <= MAX_LEN
