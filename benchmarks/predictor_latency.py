@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import common
+from benchmarks.common import Target
 from vllm_goodput.predictor.learned import MoEPredictor
 from vllm_goodput.predictor.model import MoEModel
+from vllm_goodput.predictor.store import default_model
 from vllm_goodput.predictor.view import view_of
 from vllm_goodput.router.types import RequestInfo
 
@@ -155,3 +159,27 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the package's own model and print it."""
+    parser = common.parser(__doc__ or "")
+    parser.add_argument("--seed", type=int, default=0, help="of the bodies")
+    args = parser.parse_args(argv)
+    rows = measure(default_model(), 20 if args.quick else 100, args.seed)
+    p50 = {row["call"]: row["p50_us"] for row in rows if row["bodies"] == "ordinary"}
+    targets = [
+        Target("single_p50_us", p50["single"], "<=", 200.0),
+        Target("batch64_us", p50[f"batch of {BATCH}"], "<=", 20.0),
+    ]
+    for row in rows:
+        print(
+            f"{row['bodies']:28}{row['call']:14}least {row['least_us']:6.1f}   p50 {row['p50_us']:6.1f}"
+            f"   p90 {row['p90_us']:6.1f} us"
+        )
+    common.write(common.report("predictor_latency", {"seed": args.seed}, rows, targets), args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
