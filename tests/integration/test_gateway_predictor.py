@@ -417,6 +417,7 @@ async def test_the_end_of_its_terminal_ends_the_gateway(tmp_path):
 
     def take_terminal():
         os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
     async with FakeVLLM() as engine:

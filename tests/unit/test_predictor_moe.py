@@ -353,7 +353,10 @@ class TestOnline:
         for _ in range(100):
             assert predictor.predict(capped).quantile(0.99) == 8
             predictor.observe(capped, 8)
-        after = predictor.predict(info(prompt="dragon queen", task="story")).quantile(0.5)
+            predictor.observe(replace(capped, session="s"), 8)
+        after = predictor.predict(info(prompt="dragon queen", task="story", session="s")).quantile(
+            0.5
+        )
         assert after > before / 2
 
     def test_swap_keeps_sessions_and_drops_corrections(self, trained, examples):

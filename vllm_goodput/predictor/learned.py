@@ -150,6 +150,8 @@ class MoEPredictor:
         state = self.corrections.of(predicted.key, self._unknown(predicted.key) == 0)
         # A session's own residual is what its key does not explain.
         residual = log_len - (median(predicted.raw, self.model.levels) + state.shift)
+        if censored:
+            residual = max(0.0, residual)
         state.learn(predicted.raw, predicted.final, log_len, censored)
         self._sessions.add(info.session, info.prompt_len, output_len, residual)
 
