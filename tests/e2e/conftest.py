@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tiny_models import tiny_llama
+from tests.fakes.ports import free_ports
 
 SECRET = "end-to-end"
 START_TIMEOUT_S = 300
@@ -38,12 +38,6 @@ CPU_ENV = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def clean_environ(**more: str) -> dict[str, str]:
@@ -91,21 +85,22 @@ class Up:
 @pytest.fixture(scope="session")
 def up(model, tmp_path_factory):
     root = tmp_path_factory.mktemp("up")
+    ports = free_ports(3)
     deployment = {
         "model": model,
         "args": {"served-model-name": "tiny", "max-num-seqs": 8},
         "log_dir": str(root / "logs"),
         "instances": [
-            {"name": "fast", "port": free_port(), "emulate": "h100:1.5"},
+            {"name": "fast", "port": ports[0], "emulate": "h100:1.5"},
             # Two API server processes: the plugin must be on in both.
             {
                 "name": "slow",
-                "port": free_port(),
+                "port": ports[1],
                 "emulate": "t4:1",
                 "args": {"api-server-count": 2},
             },
         ],
-        "gateway": {"port": free_port(), "router": {"use_max_tokens": False}},
+        "gateway": {"port": ports[2], "router": {"use_max_tokens": False}},
     }
     config, ready = root / "deployment.yaml", root / "ready.json"
     config.write_text(json.dumps(deployment))
@@ -163,7 +158,7 @@ class Engine:
 
 
 def _serve(model: str, root: Path, name: str, **env: str):
-    port, log = free_port(), root / f"{name}.log"
+    port, log = free_ports(1)[0], root / f"{name}.log"
     vllm = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
     flags = ["--port", str(port), "--served-model-name", "tiny", "--max-num-seqs", "8", *CPU_FLAGS]
     with log.open("w") as out:

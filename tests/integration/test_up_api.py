@@ -15,9 +15,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.fakes.ports import free_ports
 from vllm_goodput.config import DeploymentConfig, PoolConfig, load_yaml, validate
 from vllm_goodput.deploy import Deployment
-from vllm_goodput.deploy.machine import free_port
 from vllm_goodput.deploy.report import LogReporter
 from vllm_goodput.errors import DeployError
 
@@ -47,7 +47,8 @@ class Recorder(LogReporter):
 def config(tmp_path, *envs, **changes):
     """A deployment of one fake instance per mapping of its FAKE_* environment."""
     instances = [
-        {"name": f"i{n}", "port": free_port("127.0.0.1"), "env": env} for n, env in enumerate(envs)
+        {"name": f"i{n}", "port": port, "env": env}
+        for n, (port, env) in enumerate(zip(free_ports(len(envs)), envs, strict=True))
     ]
     data = {
         "model": "m",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vllm_goodput.deploy.machine import free_port
+from tests.fakes.ports import free_ports
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_serve.py"
 
@@ -38,7 +38,8 @@ class Up:
         )
 
     def ready(self):
-        assert poll(self.ready_file.exists), self.process.poll()
+        if not poll(self.ready_file.exists):
+            raise AssertionError(f"not ready: {self.end(signal.SIGTERM)}")
         return json.loads(self.ready_file.read_text())
 
     def end(self, signum=None):
@@ -70,7 +71,8 @@ def none_runs(pids):
 
 def write(directory, *envs, **changes):
     instances = [
-        {"name": f"i{n}", "port": free_port("127.0.0.1"), "env": env} for n, env in enumerate(envs)
+        {"name": f"i{n}", "port": port, "env": env}
+        for n, (port, env) in enumerate(zip(free_ports(len(envs)), envs, strict=True))
     ]
     data = {"model": "m", "instances": instances, "gateway": {"port": 0}, "stop_timeout_s": 5}
     data = data | {"start_timeout_s": 10} | changes
