@@ -13,7 +13,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[1]
 DEPLOYMENT = ROOT / "examples" / "unequal-pool.yaml"
 POLICY_ORDER = ("round_robin", "weighted_least_request", "goodput")
 VOCAB_SIZE = 259
+Results = dict[str, dict[str, Any]]
 # Clients give up after this long; no deadline of the trace is later.
 CLIENT_TIMEOUT_S = 60.0
 # Someone waits for the interactive tasks; the others run in the background.
@@ -87,13 +88,13 @@ def slo_rule(config: DeploymentConfig) -> Any:
     return rule
 
 
-async def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Any]]:
+async def run(args: argparse.Namespace, console: Console) -> Results:
     """One result per policy."""
     os.chdir(ROOT)  # the deployment's paths are relative to it
     tiny_llama(".cache/tiny-llama")
     config = load_yaml(DEPLOYMENT, DeploymentConfig)
     rows = make_trace(config, args)
-    results = {}
+    results: Results = {}
     async with Deployment(config, gateway=False, reporter=make_reporter()) as deployment:
         for index, policy in enumerate(args.policies):
             console.print(
@@ -160,6 +161,26 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison, print it and write the reports."""
     args = parse_args(argv)
+    settings = {"duration_s": args.duration_s, "rate": args.rate, "seed": args.seed}
+    return carry_out(args, run, "demo", "policy", settings)
+
+
+def carry_out(
+    args: argparse.Namespace,
+    run: Callable[[argparse.Namespace, Console], Coroutine[Any, Any, Results]],
+    benchmark: str,
+    by: str,
+    settings: dict[str, Any],
+) -> int:
+    """Run a comparison, print it and write the reports; returns the exit status.
+
+    Args:
+        args: the command line, with `out` and `json`.
+        run: gives a result per name.
+        benchmark: its name in the JSON.
+        by: what the names are, in the JSON.
+        settings: for the JSON.
+    """
     console = Console(stderr=True, highlight=False)
     try:
         results = asyncio.run(run(args, console))
@@ -169,12 +190,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("interrupted; everything that was started has been stopped")
         return 130
-    finish(args, results, console)
-    return 0
-
-
-def finish(args: argparse.Namespace, results: dict[str, dict[str, Any]], console: Console) -> None:
-    """Write reports and JSON, print the tables and where the reports are."""
     args.out.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
         write_html(result, args.out / f"{name}.html")
@@ -182,10 +197,10 @@ def finish(args: argparse.Namespace, results: dict[str, dict[str, Any]], console
     comparison = compare(results)
     comparison.write_html(args.out / "comparison.html")
     comparison.print(Console(highlight=False, stderr=args.json == "-"))
-    settings = {"duration_s": args.duration_s, "rate": args.rate, "seed": args.seed}
-    summaries = [{"policy": n, **without_requests(r)} for n, r in results.items()]
-    common.write(common.report("demo", settings, summaries), args.json)
-    console.print(f"\nreports: {args.out / 'comparison.html'} and one per policy beside it")
+    summaries = [{by: name, **without_requests(result)} for name, result in results.items()]
+    common.write(common.report(benchmark, settings, summaries), args.json)
+    console.print(f"\nreports: {args.out / 'comparison.html'} and one per result beside it")
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ model was not trained on; without, it is the demo's, whose made-up prompts tell 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 from collections import deque
@@ -25,12 +24,11 @@ from rich.console import Console
 
 from benchmarks import common, demo
 from benchmarks.tiny_models import tiny_llama
-from vllm_goodput.bench import TraceRow, compare, write_html, write_json
-from vllm_goodput.bench.result import without_requests
+from vllm_goodput.bench import TraceRow
 from vllm_goodput.config import DeploymentConfig, load_yaml
 from vllm_goodput.deploy import Deployment
 from vllm_goodput.deploy.report import make_reporter
-from vllm_goodput.errors import ConfigError, GoodputError
+from vllm_goodput.errors import ConfigError
 from vllm_goodput.predictor import store
 from vllm_goodput.predictor.dataset import Session, from_sessions, read_sessions
 
@@ -155,7 +153,7 @@ def _messages(turns: Session, turn: int) -> tuple[tuple[str, str], ...]:
     return (*earlier, ("user", row["prompt"]))
 
 
-async def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str, Any]]:
+async def run(args: argparse.Namespace, console: Console) -> demo.Results:
     """One result per predictor."""
     os.chdir(demo.ROOT)  # the deployment's paths are relative to it
     tiny_llama(".cache/tiny-llama")
@@ -163,7 +161,7 @@ async def run(args: argparse.Namespace, console: Console) -> dict[str, dict[str,
     setup = from_pairs(config, args, console) if args.pairs else from_demo(config, args)
     args_of_all = {**config.args, "served-model-name": setup.served}
     config = config.model_copy(update={"args": args_of_all})
-    results = {}
+    results: demo.Results = {}
     async with Deployment(config, gateway=False, reporter=make_reporter()) as deployment:
         for index, name in enumerate(args.lengths):
             console.print(f"\n[bold]{name}[/] lengths ({index + 1} of {len(args.lengths)})")
@@ -210,27 +208,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison, print it and write the reports."""
     args = parse_args(argv)
-    console = Console(stderr=True, highlight=False)
-    args.out.mkdir(parents=True, exist_ok=True)
-    try:
-        results = asyncio.run(run(args, console))
-    except GoodputError as error:
-        console.print(f"[red]error:[/] {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        console.print("interrupted; everything that was started has been stopped")
-        return 130
-    for name, result in results.items():
-        write_html(result, args.out / f"{name}.html")
-        write_json(result, args.out / f"{name}.json")
-    comparison = compare(results)
-    comparison.write_html(args.out / "comparison.html")
-    comparison.print(Console(highlight=False, stderr=args.json == "-"))
     settings = {name: str(value) for name, value in vars(args).items()}
-    summaries = [{"lengths": n, **without_requests(r)} for n, r in results.items()]
-    common.write(common.report("length_goodput", settings, summaries), args.json)
-    console.print(f"\nreports: {args.out / 'comparison.html'} and one per predictor beside it")
-    return 0
+    return demo.carry_out(args, run, "length_goodput", "lengths", settings)
 
 
 if __name__ == "__main__":

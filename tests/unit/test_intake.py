@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_goodput.gateway.intake import _max_tokens
 from vllm_goodput.gateway.prompt_len import PromptLengths, measure
+from vllm_goodput.predictor.view import max_tokens_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from vllm_goodput.gateway.prompt_len import PromptLengths, measure
     ],
 )
 def test_the_limit_is_the_one_vllm_applies(body, chat, limit):
-    assert _max_tokens(body, chat) == limit
+    assert max_tokens_of(body, chat) == limit
 
 
 @pytest.mark.parametrize(

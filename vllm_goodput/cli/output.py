@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_goodput.errors import ConfigError
+from vllm_goodput.files import replace_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,12 +54,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    target = Path(path).resolve()  # a link stays one
-    part = target.with_name(f".{os.getpid()}.part")
     try:
-        part.write_bytes(data)
-        part.replace(target)
+        replace_file(Path(path).resolve(), data)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)

@@ -98,7 +98,7 @@ def predict(
     from vllm_goodput.gateway.prompt_len import PromptLengths
     from vllm_goodput.predictor.features import extract
     from vllm_goodput.predictor.learned import MoEPredictor
-    from vllm_goodput.predictor.view import view_of
+    from vllm_goodput.predictor.view import is_length, max_tokens_of, view_of
     from vllm_goodput.router.types import RequestInfo
 
     lengths = PromptLengths()
@@ -106,7 +106,9 @@ def predict(
     for body in bodies:
         chat = "messages" in body
         prompt_len = args.prompt_len or lengths.estimate(body, chat)
-        limit = args.max_tokens or _max_tokens(body)
+        limit = args.max_tokens or max_tokens_of(body, chat)
+        if not is_length(limit):
+            limit = None
         views.append(view_of({**body, **_named(_clean(args.llm))}, chat, prompt_len, limit))
         tasks.append(_clean(args.task) or _task(body))
     features = extract([(view, None) for view in views])
@@ -211,15 +213,6 @@ def _task(body: dict[str, Any]) -> str | None:
     xargs = body.get("vllm_xargs")
     task = xargs.get("task") if isinstance(xargs, dict) else None
     return task if isinstance(task, str) and task else None
-
-
-def _max_tokens(body: dict[str, Any]) -> int | None:
-    names = ("max_completion_tokens", "max_tokens") if "messages" in body else ("max_tokens",)
-    value = next((body[name] for name in names if body.get(name) is not None), None)
-    from vllm_goodput.predictor.view import is_length
-
-    valid = isinstance(value, int) and not isinstance(value, bool) and is_length(value)
-    return value if valid else None
 
 
 def _write_json(value: object, *, indent: bool = False) -> None:

@@ -132,11 +132,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _inputs(args: argparse.Namespace) -> Iterator[str]:
     """Every file that is going to be read."""
-    for path in args.pairs:
-        yield from (str(file) for file in Path(path).glob("*.jsonl")) if Path(path).is_dir() else ()
-        yield path
+    from vllm_goodput.predictor.dataset import pair_files
+    from vllm_goodput.predictor.log_reader import rotated
+
+    yield from args.pairs
+    yield from map(str, pair_files(map(Path, args.pairs)))
     for path in args.log:
-        yield from (path, f"{path}.1")
+        yield path
+        if Path(path).name:
+            yield str(rotated(Path(path)))
 
 
 def _settings(args: argparse.Namespace) -> TrainSettings:

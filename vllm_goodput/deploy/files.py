@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
 import tempfile
@@ -16,6 +14,7 @@ import yaml
 from vllm_goodput.config import PoolConfig
 from vllm_goodput.deploy.plan import Plan, ProcessSpec
 from vllm_goodput.errors import DeployError
+from vllm_goodput.files import replace_file
 
 _SECRET_WORDS = {"secret", "token", "password", "passwd", "key", "credential", "credentials"}
 HIDDEN = "***"
@@ -41,14 +40,9 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         DeployError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-            file.write(text)
-        os.replace(part, path)
+        replace_file(path, text.encode(), mode)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         raise DeployError(f"{path} cannot be written: {error.strerror}") from None
 
 

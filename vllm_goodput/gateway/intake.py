@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 from vllm_goodput.errors import BadRequestError, RequestError
 from vllm_goodput.gateway.lengths import Lengths
 from vllm_goodput.gateway.prompt_len import PromptLengths
+from vllm_goodput.predictor.view import max_tokens_of
 from vllm_goodput.router import RequestInfo
 from vllm_goodput.slo import SLO, internal_fields, request_slo
 
@@ -79,7 +80,7 @@ async def take(request: web.Request, known: Known, arrival_s: float) -> Intake:
         body = _without_internal(body)
         raw = orjson.dumps(body)
     prompt_len = known.prompt_lens.estimate(body, chat)
-    max_tokens = _max_tokens(body, chat)
+    max_tokens = max_tokens_of(body, chat)
     model = _model(body)
     context_len = known.context_len(model)
     info = RequestInfo(
@@ -132,14 +133,6 @@ def _without_internal(body: dict[str, Any]) -> dict[str, Any]:
     reserved = set(internal_fields(body))
     xargs = {k: v for k, v in body["vllm_xargs"].items() if k not in reserved}
     return {**body, "vllm_xargs": xargs}
-
-
-def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
-    """The limit that vLLM will apply; a malformed one is left to vLLM to refuse."""
-    names = ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",)
-    value = next((body[name] for name in names if body.get(name) is not None), None)
-    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return value if valid else None
 
 
 def _choices(body: Mapping[str, Any], chat: bool) -> int:

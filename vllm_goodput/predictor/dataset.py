@@ -16,7 +16,7 @@ import numpy.typing as npt
 import orjson
 
 from vllm_goodput.errors import DataError
-from vllm_goodput.predictor.features import Features, extract
+from vllm_goodput.predictor.features import Features, extract, stack
 from vllm_goodput.predictor.sessions import SessionLengths
 from vllm_goodput.predictor.view import (
     ANSWER_HEAD,
@@ -30,8 +30,8 @@ from vllm_goodput.predictor.view import (
     is_length,
     window,
 )
+from vllm_goodput.slo import MAX_LABEL_LEN
 
-MAX_LABEL = 128
 _SPACE = re.compile(r"\s+")
 _ROLE = re.compile(r"\[(\w+)\]")
 
@@ -92,15 +92,6 @@ class Examples:
 
 def concat(parts: Sequence[Examples]) -> Examples:
     """All examples together; sessions and groups of different parts stay apart."""
-    sizes = np.cumsum([0, *(int(p.features.ends[-1]) for p in parts)])
-    features = Features(
-        np.concatenate([p.features.dense for p in parts]),
-        np.concatenate(
-            [[0], *(p.features.ends[1:] + size for p, size in zip(parts, sizes, strict=False))]
-        ).astype(np.int64),
-        np.concatenate([p.features.indices for p in parts]),
-        np.concatenate([p.features.weights for p in parts]),
-    )
 
     def apart(arrays: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         shift, moved = 0, []
@@ -110,7 +101,7 @@ def concat(parts: Sequence[Examples]) -> Examples:
         return np.concatenate(moved)
 
     return Examples(
-        features,
+        stack([p.features for p in parts]),
         np.concatenate([p.output_len for p in parts]),
         np.concatenate([p.task for p in parts]),
         np.concatenate([p.model for p in parts]),
@@ -149,11 +140,7 @@ def read_sessions(
     Raises:
         DataError: a file or line is unusable; says which.
     """
-    files = [
-        file
-        for path in paths
-        for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])
-    ]
+    files = pair_files(paths)
     sessions: dict[tuple[str, str, str], Session] = defaultdict(list)
     count = 0
     for file in files:
@@ -170,6 +157,15 @@ def read_sessions(
     for turns in sessions.values():
         turns.sort(key=lambda row: row["turn"])
     return list(sessions.values()), [file.name for file in files]
+
+
+def pair_files(paths: Iterable[Path]) -> list[Path]:
+    """The files themselves where folders of them may be named."""
+    return [
+        file
+        for path in paths
+        for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])
+    ]
 
 
 def _lines(file: Path) -> Iterable[bytes]:
@@ -202,7 +198,6 @@ def _pair(line: bytes, where: str) -> dict[str, Any]:
 
 def from_sessions(sessions: Iterable[Session], source: list[str]) -> Examples:
     """Examples from the rows of sessions, each in the order of its turns."""
-    seen: list[tuple[RequestView, SessionLengths | None]] = []
     rows: list[dict[str, Any]] = []
     session_ids: list[int] = []
     groups: list[int] = []
@@ -214,20 +209,20 @@ def from_sessions(sessions: Iterable[Session], source: list[str]) -> Examples:
         lengths = SessionLengths()
         prompts: list[str] = []
         for row in turns:
-            seen.append((pair_view(row, turns[0], prompts, rows[-1] if prompts else None), lengths))
-            # The features are taken before the session's figures move on.
-            features.append(extract(seen[-1:]))
+            view = pair_view(row, turns[0], prompts, rows[-1] if prompts else None)
+            # Taken now, before the session's figures move on.
+            features.append(extract([(view, lengths)]))
             lengths.add(row["prompt_tokens"], row["output_tokens"])
             prompts.append(row["prompt"])
             rows.append(row)
             session_ids.append(number)
             groups.append(group)
     return Examples(
-        _stack(features),
+        stack(features),
         np.array([max(1, row["output_tokens"]) for row in rows], dtype=np.float64),
         # numpy gives every name the room of the longest.
-        np.array([row["task"][:MAX_LABEL] for row in rows]),
-        np.array([row["model"][:MAX_LABEL] for row in rows]),
+        np.array([row["task"][:MAX_LABEL_LEN] for row in rows]),
+        np.array([row["model"][:MAX_LABEL_LEN] for row in rows]),
         np.array(session_ids, dtype=np.int64),
         np.array(groups, dtype=np.int64),
         source,
@@ -266,14 +261,4 @@ def pair_view(
         turn=len(prompts),
         repeats=text in prompts,
         role=ROLES.index(role),
-    )
-
-
-def _stack(parts: list[Features]) -> Features:
-    counts = np.array([len(p.indices) for p in parts], dtype=np.int64)
-    return Features(
-        np.concatenate([p.dense for p in parts]),
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        np.concatenate([p.indices for p in parts]),
-        np.concatenate([p.weights for p in parts]),
     )

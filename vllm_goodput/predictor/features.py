@@ -107,6 +107,18 @@ class Features:
         )
 
 
+def stack(parts: Sequence[Features]) -> Features:
+    """The rows of all parts, one after the other."""
+    shifts = np.cumsum([0, *(len(part.indices) for part in parts)])
+    ends = [part.ends[1:] + shift for part, shift in zip(parts, shifts, strict=False)]
+    return Features(
+        np.concatenate([part.dense for part in parts]),
+        np.concatenate([[0], *ends]).astype(np.int64),
+        np.concatenate([part.indices for part in parts]),
+        np.concatenate([part.weights for part in parts]),
+    )
+
+
 def extract(requests: Sequence[tuple[RequestView, SessionLengths | None]]) -> Features:
     """Features of requests, each with the lengths so far of its session if known."""
     rows: list[tuple[list[float], tuple[str, ...]]] = [

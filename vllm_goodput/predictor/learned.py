@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,16 +16,14 @@ from vllm_goodput.predictor.model import F32, MoEModel
 from vllm_goodput.predictor.online import Corrections, Vector, median, session_shift
 from vllm_goodput.predictor.sessions import Sessions
 from vllm_goodput.predictor.view import RequestView
+from vllm_goodput.slo import MAX_LABEL_LEN
 
 if TYPE_CHECKING:
     from vllm_goodput.predictor.base import LengthDistribution
     from vllm_goodput.router.types import RequestInfo
 
-log = logging.getLogger(__name__)
-
 # Without a declared task, corrections are kept for the gate's first choice if it has this weight of all claims.
 CLEAR_TASK = 0.5
-MAX_LABEL = 128
 
 
 class Predicted(QuantileDistribution):
@@ -101,7 +98,7 @@ class MoEPredictor:
         )
         raw = quantiles.astype(np.float64)
         keys = [
-            (task[:MAX_LABEL], view.model[:MAX_LABEL])
+            (task[:MAX_LABEL_LEN], view.model[:MAX_LABEL_LEN])
             for task, view in zip(self._tasks(infos, weights), views, strict=True)
         ]
         unknown = [self._unknown(key) for key in keys]

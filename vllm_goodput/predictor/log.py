@@ -30,6 +30,7 @@ from vllm_goodput.predictor.guard import Seldom
 from vllm_goodput.predictor.learned import MoEPredictor, Predicted
 from vllm_goodput.predictor.log_reader import read_log, rotated
 from vllm_goodput.predictor.view import FIRST_HEAD, RequestView
+from vllm_goodput.slo import MAX_LABEL_LEN
 
 if TYPE_CHECKING:
     from vllm_goodput.predictor.base import LengthDistribution
@@ -44,8 +45,6 @@ log = logging.getLogger(__name__)
 MARK = b'{"goodput_features":'
 # Finished requests that wait to be written; more are dropped.
 MAX_WAITING = 1000
-# Labels are chosen by clients.
-MAX_LABEL = 128
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -246,7 +245,7 @@ def _by_weight(features: Features) -> list[tuple[float, list[int]]]:
 
 def _label(text: str | None) -> str:
     # Header values may hold bytes that are not UTF-8.
-    return (text or "")[:MAX_LABEL].encode("utf-8", "replace").decode("utf-8")
+    return (text or "")[:MAX_LABEL_LEN].encode("utf-8", "replace").decode("utf-8")
 
 
 def _end_at_a_whole_line(fd: int) -> None:

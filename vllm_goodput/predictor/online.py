@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_goodput.predictor.histogram import BUCKETS, EDGES, PER_OCTAVE
+from vllm_goodput.predictor.sessions import bounded
 
 # Old residuals and losses of a key fade by this factor per new one (it looks back at about fifty), and old lengths in
 # its histogram by this one (two hundred).
@@ -41,7 +42,6 @@ MAX_CONFORMAL = 2.0
 # log of tokens), by how much of task and model is unknown; so many observations halve it.
 DOUBT = (0.0, 0.4, 0.8)
 DOUBT_OBSERVATIONS = 3.0
-MAX_RESIDUAL = 3.0  # a single outlier moves a mean by no more
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
@@ -108,8 +108,7 @@ class KeyState:
             below = log_len <= final
             self.conformal += CONFORMAL_STEP * np.where(below, self._levels - 1.0, self._levels)
             np.clip(self.conformal, -MAX_CONFORMAL, MAX_CONFORMAL, out=self.conformal)
-        residual = log_len - median(raw, self._levels)
-        residual = min(MAX_RESIDUAL, max(-MAX_RESIDUAL, residual))
+        residual = bounded(log_len - median(raw, self._levels))
         self.count = DECAY * self.count + 1.0
         self._residual += (residual - self._residual) / self.count
         self.counts *= HISTOGRAM_DECAY

@@ -12,6 +12,11 @@ LATEST = 4
 MAX_RESIDUAL = 3.0  # of the log length; a single outlier moves the mean by no more
 
 
+def bounded(residual: float) -> float:
+    """A residual of the log length as it may enter a running mean."""
+    return min(MAX_RESIDUAL, max(-MAX_RESIDUAL, residual))
+
+
 class SessionLengths:
     """Running figures of one session's output lengths, in natural logarithms of tokens.
 
@@ -55,8 +60,7 @@ class SessionLengths:
         self.low = min(self.low, log_len)
         self.context_len = int(prompt_len + output_len) if prompt_len else 0
         if math.isfinite(residual):
-            residual = min(MAX_RESIDUAL, max(-MAX_RESIDUAL, residual))
-            self.residual += (residual - self.residual) / self.count
+            self.residual += (bounded(residual) - self.residual) / self.count
 
     @property
     def std(self) -> float:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import io
-import os
 import stat
 import zipfile
 from functools import cache
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import orjson
 
 from vllm_goodput.errors import DataError
+from vllm_goodput.files import replace_file
 from vllm_goodput.predictor.features import DENSE_NAMES, FEATURE_VERSION, GRAM_COLUMNS, extract
 from vllm_goodput.predictor.model import Gate, Heads, MoEModel
 from vllm_goodput.predictor.trees import Trees
@@ -48,16 +48,12 @@ def save(path: Path, trained: Trained) -> None:
         DataError: the file cannot be written.
     """
     data = dump(trained)
-    target = path.resolve()  # a link stays one
-    part = target.with_name(f".{os.getpid()}.part")
+    target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        part.replace(target)
+        replace_file(target, data)
     except OSError as error:
         raise DataError(f"cannot write the model {path}: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def dump(trained: Trained) -> bytes:

@@ -213,6 +213,14 @@ def _stops(stop: Any) -> int:
     return len(stop) if isinstance(stop, list) else 0
 
 
+def max_tokens_of(body: Mapping[str, Any], chat: bool) -> int | None:
+    """The limit on output tokens that vLLM will apply; None where absent or malformed, which vLLM refuses itself."""
+    names = ("max_completion_tokens", "max_tokens") if chat else ("max_tokens",)
+    value = next((body[name] for name in names if body.get(name) is not None), None)
+    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if valid else None
+
+
 def is_length(value: Any) -> bool:
     """Whether a value is a usable length in tokens."""
     return isinstance(value, (int, float)) and 1 <= value <= MAX_LEN
