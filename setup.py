@@ -8,7 +8,15 @@ from setuptools import find_packages, setup
 # kernels/ and patches/ lie beside vllm_goodput/ and are mapped into it (tool.setuptools.package-dir).
 MAPPED = ("kernels", "patches")
 CSRC = "vllm_goodput/csrc"
-SOURCES = ("bindings", "bindings_predictor", "block_hash", "forest", "text_features")
+SOURCES = (
+    "bindings",
+    "bindings_predictor",
+    "bindings_router_speed",
+    "block_hash",
+    "forest",
+    "speed_estimator",
+    "text_features",
+)
 
 
 def packages() -> list[str]:

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "bindings_predictor.h"
+#include "bindings_router_speed.h"
 #include "block_hash.h"
 
 namespace py = pybind11;
@@ -76,4 +77,5 @@ PYBIND11_MODULE(_C, m) {
         "Chained 64-bit hashes of the full blocks of UTF-8 bytes; as token_block_hashes, with\n"
         "another default seed so that text and token keys do not meet.");
   bind_predictor(m);
+  bind_router_speed(m);
 }
