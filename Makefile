@@ -1,7 +1,7 @@
 # Set-up is automatic: every target makes .venv when it is missing or out of date.
 PY := .venv/bin/python
 
-.PHONY: help demo test env lint fmt typecheck test-fast train-default wheel clean
+.PHONY: help demo test env peers lint fmt typecheck test-fast train-default wheel clean
 
 # Of train-default. The card in default.json names the DATE that gives the same file again.
 PAIRS ?= ../shared/data/agentic
@@ -25,6 +25,9 @@ test: env lint typecheck ## everything that CI runs
 
 env: ## make or update .venv
 	@scripts/setup-env
+
+peers: ## make or update .venv-peers: the routers that benchmarks.pool_live compares with
+	@scripts/setup-peers
 
 lint: env ## ruff, format check, clang-format check
 	@$(PY) -m ruff check .
@@ -51,4 +54,4 @@ wheel: env ## build the wheel into dist/
 	@$(PY) -m build --wheel --no-isolation
 
 clean: ## remove everything that was made
-	rm -rf .venv .cache build dist out logs *.egg-info vllm_goodput/*.so
+	rm -rf .venv .venv-peers .cache build dist out logs *.egg-info vllm_goodput/*.so
