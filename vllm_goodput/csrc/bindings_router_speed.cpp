@@ -17,9 +17,10 @@ void add(SpeedEstimator& self, double time_s, double requests, double prefill_to
 }  // namespace
 
 void bind_router_speed(py::module_& m) {
-  py::class_<SpeedEstimator>(m, "SpeedEstimator",
-                             "Overhead, prefill time per token and decode step time of one "
-                             "instance, from response timings.")
+  py::class_<SpeedEstimator, std::shared_ptr<SpeedEstimator>>(
+      m, "SpeedEstimator",
+      "Overhead, prefill time per token and decode step time of one "
+      "instance, from response timings.")
       .def(py::init<>())
       .def("add", &add, py::arg("time_s"), py::arg("requests"), py::arg("prefill_tokens"),
            py::arg("steps"), py::arg("step_sequences"),
@@ -33,6 +34,9 @@ void bind_router_speed(py::module_& m) {
            "The part of a decode step that does not depend on the batch, seconds.")
       .def("decode_sequence_s", &SpeedEstimator::decode_sequence_s,
            "What each sequence adds to a decode step, seconds.")
+      .def("decode_offset_s", &SpeedEstimator::decode_offset_s,
+           "Time that the decode part of an answer of two or more tokens takes beside its steps,\n"
+           "seconds; may be negative.")
       .def_property_readonly("known", &SpeedEstimator::known,
                              "Whether at least one response has been seen.")
       .def_property_readonly("samples", &SpeedEstimator::samples,

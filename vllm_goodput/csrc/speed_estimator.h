@@ -29,13 +29,14 @@ class SpeedEstimator {
   // ignored.
   void add(const Sample& sample);
 
-  double overhead_s() const;                     // o: fixed time per request
-  double prefill_token_s() const;                // p: seconds per prompt token
-  double decode_step_s(double sequences) const;  // d(n): seconds per output token, n in the batch
-  double decode_base_s() const;                  // d0
-  double decode_sequence_s() const;              // d1
-  bool known() const { return samples_ > 0; }    // whether at least one response has been seen
-  int64_t samples() const { return samples_; }   // equations that the estimate rests on
+  double overhead_s() const;                      // o: fixed time per request
+  double prefill_token_s() const;                 // p: seconds per prompt token
+  double decode_step_s(double sequences) const;   // d(n): seconds per output token, n in the batch
+  double decode_base_s() const;                   // d0
+  double decode_sequence_s() const;               // d1
+  double decode_offset_s() const { return 0.0; }  // e: fixed time per answer, may be negative
+  bool known() const { return samples_ > 0; }     // whether at least one response has been seen
+  int64_t samples() const { return samples_; }    // equations that the estimate rests on
 
  private:
   using Vector = std::array<double, 4>;

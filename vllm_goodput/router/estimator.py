@@ -37,24 +37,24 @@ class SpeedEstimator:
         native: the native estimator to speak for, where it lives inside something else; by default a new one.
     """
 
-    __slots__ = ("_native",)
+    __slots__ = ("native",)
 
     def __init__(self, native: _C.SpeedEstimator | None = None) -> None:
-        self._native = _C.SpeedEstimator() if native is None else native
+        self.native = _C.SpeedEstimator() if native is None else native
 
     @property
     def known(self) -> bool:
         """Whether at least one response has been seen."""
-        return self._native.known
+        return self.native.known
 
     @property
     def samples(self) -> int:
         """Equations that the estimate rests on."""
-        return self._native.samples
+        return self.native.samples
 
     def add(self, sample: Sample) -> None:
         """Learn from one equation; ones without work or time, or with a number that is not finite, are ignored."""
-        self._native.add(
+        self.native.add(
             sample.time_s,
             sample.requests,
             sample.prefill_tokens,
@@ -64,12 +64,16 @@ class SpeedEstimator:
 
     def overhead_s(self) -> float:
         """o: fixed time per request, seconds."""
-        return self._native.overhead_s()
+        return self.native.overhead_s()
 
     def prefill_token_s(self) -> float:
         """p: seconds per prompt token."""
-        return self._native.prefill_token_s()
+        return self.native.prefill_token_s()
 
     def decode_step_s(self, sequences: float) -> float:
         """d(n): seconds per output token with n sequences in the batch."""
-        return self._native.decode_step_s(sequences)
+        return self.native.decode_step_s(sequences)
+
+    def decode_offset_s(self) -> float:
+        """Time that the decode part of an answer of two or more tokens takes beside its steps, seconds; may be < 0."""
+        return self.native.decode_offset_s()
