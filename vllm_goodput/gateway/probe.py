@@ -44,11 +44,11 @@ async def probe(upstream: Upstream, model: str, speed: SpeedEstimator, timeout_s
             for _ in range(2):
                 for words, output_len in ((SHORT_WORDS, 16), (LONG_WORDS, 4)):
                     timing = await _one(upstream, model, rng, words, output_len, timeout_s)
-                    _learn(speed, timing)
+                    learn_alone(speed, timing)
             tasks = [
                 _one(upstream, model, rng, SHORT_WORDS, 24, timeout_s) for _ in range(CONCURRENT)
             ]
-            _learn_together(speed, [t for t in await asyncio.gather(*tasks) if t])
+            learn_together(speed, [t for t in await asyncio.gather(*tasks) if t])
     except (TimeoutError, aiohttp.ClientError, OSError):
         pass
     return speed.known
@@ -88,7 +88,7 @@ async def _one(
     return Timing(started_s, tuple(events_s), prompt_len, meter.output_len)
 
 
-def _learn(speed: SpeedEstimator, timing: Timing | None) -> None:
+def learn_alone(speed: SpeedEstimator, timing: Timing | None) -> None:
     """A probe that ran alone."""
     if timing is None:
         return
@@ -99,7 +99,7 @@ def _learn(speed: SpeedEstimator, timing: Timing | None) -> None:
         speed.add(Sample(last_s - first_s, 0.0, 0.0, steps, steps))
 
 
-def _learn_together(speed: SpeedEstimator, timings: list[Timing]) -> None:
+def learn_together(speed: SpeedEstimator, timings: list[Timing]) -> None:
     """Probes that ran at once: only the span in which all of them were decoding counts."""
     if len(timings) < 2:
         return
