@@ -10,10 +10,13 @@ MAPPED = ("kernels", "patches")
 CSRC = "vllm_goodput/csrc"
 SOURCES = (
     "bindings",
+    "bindings_pool",
     "bindings_predictor",
     "bindings_router_speed",
     "block_hash",
     "forest",
+    "lengths",
+    "pool",
     "speed_estimator",
     "text_features",
 )

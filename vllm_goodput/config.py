@@ -35,7 +35,27 @@ PositiveInt = Annotated[int, Field(strict=True, gt=0)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
 PolicyName = Literal[
-    "goodput", "just_enough", "round_robin", "least_request", "weighted_least_request"
+    "goodput",
+    "just_enough",
+    "llumnix",
+    "random",
+    "round_robin",
+    "power_of_two",
+    "least_request",
+    "least_tokens",
+    "weighted_least_request",
+    "fastest",
+    "shortest_predicted",
+    "prefix_affinity",
+    "random_reject",
+    "round_robin_reject",
+    "power_of_two_reject",
+    "least_request_reject",
+    "least_tokens_reject",
+    "weighted_least_request_reject",
+    "fastest_reject",
+    "shortest_predicted_reject",
+    "prefix_affinity_reject",
 ]
 
 
@@ -178,6 +198,22 @@ class PredictorConfig(Model):
         return self
 
 
+class MigrationConfig(Model):
+    """When a running request moves to another instance, with what it has generated."""
+
+    # How often running requests are looked at.
+    interval_s: Positive = 0.5
+    # A request whose chance of meeting its SLO has fallen below this is endangered ...
+    endangered_below: Annotated[Number, Field(ge=0, le=1)] = 0.4
+    # ... and moves if that raises its chance by so much, less what the move does to others.
+    min_gain: Annotated[Number, Field(gt=0, le=1)] = 0.3
+    # Moves of one request at most, and the time between two.
+    max_moves: Annotated[int, Field(strict=True, ge=0)] = 2
+    cooldown_s: Annotated[Number, Field(ge=0)] = 1.0
+    # Time that a move takes besides the target's prefill.
+    transfer_s: Annotated[Number, Field(ge=0)] = 0.02
+
+
 class RouterConfig(Model):
     """Policy and its parameters."""
 
@@ -193,6 +229,7 @@ class RouterConfig(Model):
     # Requests held for capacity at once; more are rejected as saturated.
     max_held: Annotated[int, Field(strict=True, ge=0)] = 1000
     predictor: PredictorConfig = PredictorConfig()
+    migration: MigrationConfig = MigrationConfig()
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
 
 

@@ -53,7 +53,7 @@ async def post(session, body=None, headers=None, path="/v1/completions"):
 
 def idle(gateway):
     return not gateway.router._open and not any(
-        s.bookings for s in gateway.router.instances.values()
+        s.in_flight for s in gateway.router.instances.values()
     )
 
 

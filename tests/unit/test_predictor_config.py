@@ -165,7 +165,7 @@ def test_a_failure_to_learn_leaves_the_routers_books_in_order():
     for _ in range(30):
         routing.on_dispatched(odd, routing.route(odd, 0.0), 0.0)
         routing.on_finished("r", 400, 1.0)
-    assert not routing.instances["a"].bookings
+    assert not routing.instances["a"].in_flight
     assert len(failures) == 60
     assert predictor.predict(odd).quantile(0.5) > 300  # the one that stands in has learned
 

@@ -205,8 +205,8 @@ class TestEveryPolicy:
 
     def test_a_model_goes_only_where_it_is_served(self, policy):
         router = make(policy)
-        router.instances["fast"].models = frozenset({"a"})
-        router.instances["slow"].models = frozenset({"b"})
+        router.add_instance("fast", 8, {"a"})
+        router.add_instance("slow", 8, {"b"})
         assert dispatch(router, request(0, e2el_ms=60_000, model="b")) == "slow"
         assert isinstance(router.route(request(1, model="c"), 0.0), Reject)
 
@@ -232,7 +232,7 @@ class TestEveryPolicy:
                 end(router, rng, done, i * 0.1 + 0.05)
         for info in opened:
             end(router, rng, info, 40.0)
-        assert all(not s.bookings for s in router.instances.values())
+        assert all(not s.in_flight for s in router.instances.values())
         assert not router._open
 
 
@@ -297,7 +297,7 @@ def test_re_added_instance_does_not_inherit_old_bookings():
     router.remove_instance(name)
     router.add_instance(name, 8)
     router.on_finished("r0", 5, 2.0)
-    assert not router.instances[name].bookings
+    assert not router.instances[name].in_flight
 
 
 def test_predictions_come_true_on_an_ideal_instance():

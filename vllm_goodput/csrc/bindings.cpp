@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "bindings_pool.h"
 #include "bindings_predictor.h"
 #include "bindings_router_speed.h"
 #include "block_hash.h"
@@ -78,4 +79,5 @@ PYBIND11_MODULE(_C, m) {
         "another default seed so that text and token keys do not meet.");
   bind_predictor(m);
   bind_router_speed(m);
+  bind_pool(m);
 }

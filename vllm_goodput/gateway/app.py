@@ -82,7 +82,7 @@ class Gateway:
         state = self.router.instances[member.config.name]
         return {
             **member.describe(),
-            "in_flight": len(state.bookings),
+            "in_flight": state.in_flight,
             "max_num_seqs": state.max_num_seqs,
             "overhead_ms": state.speed.overhead_s() * 1e3,
             "prefill_token_ms": state.speed.prefill_token_s() * 1e3,

@@ -166,7 +166,7 @@ class Membership:
 
     def _doubtful(self, member: Member) -> bool:
         """Whether requests were rejected since the instance was last measured, and it idles: its speed may be wrong."""
-        idle = not self._router.instances[member.config.name].bookings
+        idle = not self._router.instances[member.config.name].in_flight
         old = time.monotonic() - member.measured_s > REMEASURE_S
         return idle and old and self._rejected_s > member.measured_s
 

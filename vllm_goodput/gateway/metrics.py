@@ -105,7 +105,7 @@ class _Instances(Collector):
         for state in self._instances():
             values = (
                 float(state.healthy),
-                float(len(state.bookings)),
+                float(state.in_flight),
                 state.speed.decode_step_s(1),
                 state.speed.prefill_token_s(),
             )

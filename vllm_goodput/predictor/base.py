@@ -7,24 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from vllm_goodput import _C
+
 if TYPE_CHECKING:
     from vllm_goodput.router.types import RequestInfo
 
 
-class LengthDistribution(Protocol):
-    """Predicted distribution of one request's output length, tokens."""
-
-    def quantile(self, q: float) -> float:
-        """The q-quantile of the output length; non-decreasing in q, at least 1."""
-        ...
-
-    def cdf(self, length: float) -> float:
-        """Probability that the output is at most `length` tokens; non-decreasing, in [0, 1]."""
-        ...
-
-    def remaining(self, generated: float, q: float) -> float:
-        """The q-quantile of the length still to come, given `generated` tokens so far; at least 1."""
-        ...
+# Predicted distribution of one request's output length, tokens (`csrc/lengths.h`): `quantile(q)` and
+# `remaining(generated, q)` are at least 1 and non-decreasing in q, `cdf(length)` is the probability of at most that
+# length, and `ends_within(generated, more)` that of at most so many more tokens.
+LengthDistribution = _C.Lengths
 
 
 class LengthPredictor(Protocol):

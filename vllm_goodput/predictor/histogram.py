@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from vllm_goodput import _C
+
 if TYPE_CHECKING:
     from vllm_goodput.predictor.base import LengthDistribution
     from vllm_goodput.router.types import RequestInfo
@@ -25,6 +27,10 @@ BUCKETS = 21 * PER_OCTAVE  # up to 2**21 tokens
 INITIAL_LOG_SIGMA = 1.0
 # Upper edge of each bucket, tokens.
 EDGES = 2.0 ** (np.arange(1, BUCKETS + 1) / PER_OCTAVE)
+_LOG_EDGES = np.log(EDGES)
+_BUCKET = math.log(2.0) / PER_OCTAVE  # width, in log length
+# Sums of floats leave a rest where nothing is left.
+NOTHING = 1e-12
 
 
 @dataclass
@@ -36,56 +42,24 @@ class _Histogram:
         self.counts[_bucket(length)] += 1.0
 
 
-class HistogramDistribution:
-    """A snapshot of bucket weights, capped at a length; satisfies LengthDistribution.
+class HistogramDistribution(_C.Lengths):
+    """A snapshot of bucket weights, capped at a length; a LengthDistribution, linear in log length within a bucket.
 
     Args:
         weights: one per bucket, any positive sum.
         cap: no output is longer, tokens.
     """
 
-    __slots__ = ("_cap", "_cumulative")
-
     def __init__(self, weights: npt.NDArray[np.float64], cap: float) -> None:
-        self._cumulative = np.cumsum(weights)
-        self._cap = cap
-
-    def quantile(self, q: float) -> float:
-        """See LengthDistribution."""
-        return min(self._cap, self._length_at(q * self._total))
-
-    def cdf(self, length: float) -> float:
-        """See LengthDistribution. Linear within a bucket, in log length."""
-        if length < 1:
-            return 0.0
-        if length >= self._cap:
-            return 1.0
-        position = min(math.log2(length) * PER_OCTAVE, float(BUCKETS))
-        full = int(position)
-        below = float(self._cumulative[full - 1]) if full else 0.0
-        part = 0.0
-        if full < BUCKETS:
-            part = (float(self._cumulative[full]) - below) * (position - full)
-        return min(1.0, (below + part) / self._total)
-
-    def remaining(self, generated: float, q: float) -> float:
-        """See LengthDistribution. Beyond all lengths seen, half as much again is expected to come."""
-        passed = float(self._cumulative[_bucket(int(generated))]) if generated >= 1 else 0.0
-        left = self._total - passed
-        # Sums of floats leave a rest where nothing is left.
-        total = (
-            self._length_at(passed + q * left) if left > 1e-12 * self._total else generated * 1.5
+        cumulative = np.cumsum(weights)
+        levels = cumulative / cumulative[-1]
+        first, last = np.searchsorted(levels, (NOTHING, 1.0 - NOTHING))
+        inner = slice(int(first), int(last) + 1)
+        levels = np.concatenate([[0.0], levels[inner]])
+        levels[-1] = 1.0
+        super().__init__(
+            levels, np.concatenate([_LOG_EDGES[inner][:1] - _BUCKET, _LOG_EDGES[inner]]), cap
         )
-        return max(1.0, min(self._cap, total) - generated)
-
-    @property
-    def _total(self) -> float:
-        return float(self._cumulative[-1])
-
-    def _length_at(self, weight: float) -> float:
-        """The length up to which the buckets hold this weight."""
-        index = int(self._cumulative.searchsorted(weight))
-        return float(EDGES[min(index, BUCKETS - 1)])
 
 
 class TaskHistogram:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vllm_goodput import _C
 from vllm_goodput.predictor.distribution import QuantileDistribution, with_ends
 from vllm_goodput.predictor.features import Features, extract
 from vllm_goodput.predictor.model import F32, MoEModel
@@ -29,12 +30,10 @@ CLEAR_TASK = 0.5
 class Predicted(QuantileDistribution):
     """A prediction that remembers how it was made, for when the request finishes."""
 
-    __slots__ = ("features", "final", "key", "model", "raw")
-
     def __init__(
         self,
-        levels: tuple[float, ...],
-        logs: list[float],
+        levels: Vector,
+        logs: Vector,
         cap: float,
         raw: Vector,
         final: Vector,
@@ -43,9 +42,7 @@ class Predicted(QuantileDistribution):
         features: Features | None,
     ) -> None:
         # Both ends of the distribution are in `levels` and `logs` already: for a batch, numpy finds them faster.
-        self._levels = levels
-        self._logs = logs
-        self._cap = cap
+        _C.Lengths.__init__(self, levels, logs, cap)
         self.raw = raw
         self.final = final
         self.key = key
@@ -79,7 +76,7 @@ class MoEPredictor:
         """Predict with another model from now on; corrections of the old one are dropped, sessions stay."""
         corrections = Corrections(model.levels)  # first what can fail
         self.model, self.corrections = model, corrections
-        self._levels: tuple[float, ...] = (0.0, *model.levels.tolist(), 1.0)
+        self._levels = np.array([0.0, *model.levels, 1.0])
         self._known_tasks = frozenset(model.gate.tasks)
         self._known_models = frozenset(model.models)
 
@@ -107,7 +104,7 @@ class MoEPredictor:
             for s, count in zip(sessions, unknown, strict=True)
         ]
         final = self.corrections.apply(raw, keys, unknown, shifts)
-        whole = with_ends(final, model.levels).tolist()
+        whole = with_ends(final, model.levels)
         return [
             Predicted(
                 self._levels,

@@ -3,29 +3,45 @@
 """The one object that the gateway, the simulator and other front ends drive.
 
 Pure: no I/O, no clock of its own. A caller asks `route()`; after a Dispatch it reports `on_dispatched`, then
-`on_first_token` and `on_progress` where the answer streams, and exactly one of `on_finished` or `on_failed`.
+`on_first_token` and `on_progress` where the answer streams, and exactly one of `on_finished` or `on_failed`. Where
+it can move running requests it asks `rectify()` now and then, and reports `on_migrated` for every move that it made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
+from vllm_goodput import _C
 from vllm_goodput.config import RouterConfig
 from vllm_goodput.predictor import LengthDistribution, LengthPredictor, TaskHistogram
 from vllm_goodput.router.instance import InstanceState
-from vllm_goodput.router.latency import length_of, predict
-from vllm_goodput.router.policies import Candidate, Query, make_policy
-from vllm_goodput.router.types import Decision, Dispatch, Prediction, Reject, RequestInfo
+from vllm_goodput.router.policies import make_policy
+from vllm_goodput.router.query import Query, demand_of
+from vllm_goodput.router.types import (
+    Decision,
+    Dispatch,
+    Explanation,
+    Migration,
+    Reject,
+    RequestInfo,
+)
+
+Slots = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Open:
     """Where an open request was dispatched and what was predicted."""
 
     instance: str
     info: RequestInfo
     lengths: LengthDistribution
+    handle: int
 
 
 class Router:
@@ -43,7 +59,11 @@ class Router:
             config.initial_output_len, use_max_tokens=config.use_max_tokens
         )
         self.instances: dict[str, InstanceState] = {}
+        self.pool = _C.Pool()
         self._open: dict[str, Open] = {}
+        self._ids: dict[int, str] = {}  # request by handle
+        self._names: list[str] = []  # instance by slot
+        self._usable: dict[str | None, Slots] = {}  # by model asked for; empty: to be found again
 
     def add_instance(
         self,
@@ -53,19 +73,28 @@ class Router:
         healthy: bool = True,
     ) -> InstanceState:
         """Add an instance, or update its limits if it is known already."""
-        state = self.instances.setdefault(name, InstanceState(name))
+        state = self.instances.get(name)
+        if state is None:
+            state = self.instances[name] = InstanceState(name, self.pool)
+            self._names += [""] * (self.pool.slots - len(self._names))
+            self._names[state.slot] = name
         state.max_num_seqs = max_num_seqs
         state.models = None if models is None else frozenset(models)
         state.healthy = healthy
+        self._usable.clear()
         return state
 
     def remove_instance(self, name: str) -> None:
         """Forget an instance; its open requests may still be reported."""
-        self.instances.pop(name, None)
+        state = self.instances.pop(name, None)
+        if state is not None:
+            self.pool.remove_instance(state.slot)
+            self._usable.clear()
 
     def set_healthy(self, name: str, healthy: bool) -> None:
         """Let an instance take requests, or not."""
         self.instances[name].healthy = healthy
+        self._usable.clear()
 
     def route(
         self, info: RequestInfo, now_s: float, lengths: LengthDistribution | None = None
@@ -77,36 +106,49 @@ class Router:
             now_s: the time.
             lengths: its predicted output length; the predictor is asked if it is None.
         """
-        usable = [i for i in self.instances.values() if _usable(i, info)]
-        if not usable:
+        slots = self._slots(info)
+        if not len(slots):
             return Reject("no-endpoints", "no healthy instance serves this request", 2.0)
-        if lengths is None:
-            lengths = self.predictor.predict(info)
-        output_len = length_of(lengths, self.config.length_quantile)
-        candidates = [
-            Candidate(i, self._predict(i, info, output_len, now_s), lengths) for i in usable
-        ]
-        return self.policy.decide(Query(info, lengths, now_s, candidates))
+        return self.policy.decide(self._query(info, now_s, slots, lengths))
+
+    def explain(
+        self, info: RequestInfo, now_s: float, lengths: LengthDistribution | None = None
+    ) -> Explanation:
+        """What `route` would decide now, and what it would weigh; changes nothing at all."""
+        slots = self._slots(info)
+        if not len(slots):
+            return Explanation(self.policy.name, self.route(info, now_s, lengths), ())
+        query = self._query(info, now_s, slots, lengths)
+        decision = copy.deepcopy(self.policy).decide(query)
+        return Explanation(self.policy.name, decision, query.alternatives(self.config.margin))
 
     def on_dispatched(self, info: RequestInfo, decision: Dispatch, now_s: float) -> None:
         """The request was sent to the decision's instance."""
         if info.request_id in self._open:
             raise ValueError(f"request {info.request_id!r} is open already")
-        lengths = decision.lengths
-        self.instances[decision.instance].book(info, lengths, decision.prediction, now_s)
-        self._open[info.request_id] = Open(decision.instance, info, lengths)
+        self._book(info, decision, now_s, demand_of(info))
 
     def on_first_token(self, request_id: str, now_s: float) -> None:
         """The first token of a streamed answer arrived."""
-        state = self._state(request_id)
-        if state is not None:
-            state.first_token(request_id, now_s)
+        handle = self._open[request_id].handle
+        if self.pool.open(handle):
+            self.pool.first_token(handle, now_s)
 
     def on_progress(self, request_id: str, tokens: int, now_s: float) -> None:
         """`tokens` have arrived in all."""
-        state = self._state(request_id)
-        if state is not None:
-            state.bookings[request_id].tokens = tokens
+        handle = self._open[request_id].handle
+        if self.pool.open(handle):
+            self.pool.progress(handle, tokens)
+
+    def on_progress_many(
+        self, request_ids: Iterable[str], tokens: Sequence[int], now_s: float
+    ) -> None:
+        """The same for many requests at once; those not open are passed over."""
+        opened = self._open
+        handles = [
+            found.handle if (found := opened.get(request_id)) else -1 for request_id in request_ids
+        ]
+        self.pool.progress_all(handles, tokens)
 
     def on_finished(
         self, request_id: str, output_len: int, now_s: float, timed: bool = True
@@ -119,35 +161,108 @@ class Router:
             now_s: when the last one came.
             timed: whether its timing tells the instance's speed; not if the client held it up.
         """
-        state = self._state(request_id)
-        done = self._open.pop(request_id)
+        done = self._forget(request_id)
         self.predictor.observe(done.info, output_len, done.lengths)
-        if state is not None:
-            booking = state.release(request_id, now_s)
-            if timed:
-                state.learn(booking, output_len, now_s)
+        if self.pool.open(done.handle):
+            self.pool.release(done.handle, output_len if timed else 0, now_s)
 
     def on_failed(self, request_id: str, now_s: float) -> None:
         """The request ended some other way: error, abort, disconnect; its timings teach nothing."""
-        state = self._state(request_id)
-        del self._open[request_id]
-        if state is not None:
-            state.release(request_id, now_s)
+        done = self._forget(request_id)
+        if self.pool.open(done.handle):
+            self.pool.release(done.handle, 0, now_s)
 
-    def _predict(
-        self, instance: InstanceState, info: RequestInfo, output_len: float, now_s: float
-    ) -> Prediction:
-        return predict(instance, info, output_len, now_s, self.config.length_quantile)
+    def rectify(self, now_s: float) -> list[Migration]:
+        """Which open requests should move, and where to; changes nothing until `on_migrated`."""
+        return self.policy.rectify(self, now_s)
 
-    def _state(self, request_id: str) -> InstanceState | None:
-        """The instance of an open request; None if it was removed or re-added meanwhile."""
-        state = self.instances.get(self._open[request_id].instance)
-        return state if state is not None and request_id in state.bookings else None
+    def on_migrated(self, migration: Migration, now_s: float) -> None:
+        """The request has left its source and was sent on, with `migration.generated` tokens (the true number)."""
+        moved = self._forget(migration.request_id)
+        moves = 1
+        if self.pool.open(moved.handle):
+            moves += self.pool.booking(moved.handle).moves
+            self.pool.release(moved.handle, 0, now_s)
+        handle = self._book(
+            moved.info, migration.dispatch, now_s, demand_of(moved.info, migration.generated)
+        )
+        self.pool.moved(handle, moves, now_s)
+
+    def query_move(self, request_id: str, generated: int, now_s: float) -> Query | None:
+        """An open request as if it arrived now with what it has generated; None if no other instance can take it."""
+        moving = self._open[request_id]
+        info = replace(moving.info, excluded=moving.info.excluded | {moving.instance})
+        slots = self._slots(info)
+        if not len(slots):
+            return None
+        return self._query(info, now_s, slots, moving.lengths, generated)
+
+    def open_on(self, name: str) -> list[tuple[str, int]]:
+        """Open requests of an instance with their handles, oldest first."""
+        return [
+            (self._ids[handle], handle) for handle in self.pool.handles(self.instances[name].slot)
+        ]
+
+    def _book(self, info: RequestInfo, decision: Dispatch, now_s: float, demand: _C.Demand) -> int:
+        prediction, lengths = decision.prediction, decision.lengths
+        state = self.instances[decision.instance]
+        handle = self.pool.book(
+            state.slot,
+            demand,
+            prediction.hit_tokens,
+            prediction.ttft_s,
+            prediction.tpot_s,
+            lengths,
+            now_s,
+        )
+        self._open[info.request_id] = Open(decision.instance, info, lengths, handle)
+        self._ids[handle] = info.request_id
+        return handle
+
+    def _forget(self, request_id: str) -> Open:
+        done = self._open.pop(request_id)
+        del self._ids[done.handle]
+        return done
+
+    def _query(
+        self,
+        info: RequestInfo,
+        now_s: float,
+        slots: Slots,
+        lengths: LengthDistribution | None,
+        generated: int = 0,
+    ) -> Query:
+        if lengths is None:
+            lengths = self.predictor.predict(info)
+        quantile = self.config.length_quantile
+        if generated:
+            output_len = generated + lengths.remaining(generated, quantile)
+        else:
+            output_len = lengths.quantile(quantile)
+        demand = demand_of(info, generated)
+        self.pool.evaluate(slots, None, demand, output_len, now_s)
+        return Query(info, lengths, now_s, self.pool, demand, output_len, self._names)
+
+    def _slots(self, info: RequestInfo) -> Slots:
+        """Instances that may take a request, as slots."""
+        slots = self._usable.get(info.model)
+        if slots is None:
+            slots = self._usable[info.model] = self._find(info.model)
+        if info.excluded:
+            names = self._names
+            slots = np.array([s for s in slots if names[s] not in info.excluded], np.int32)
+        return slots
+
+    def _find(self, model: str | None) -> Slots:
+        if len(self._usable) >= MAX_MODELS:
+            self._usable.clear()
+        usable = [
+            state.slot
+            for state in self.instances.values()
+            if state.healthy and (model is None or state.models is None or model in state.models)
+        ]
+        return np.array(usable, np.int32)
 
 
-def _usable(instance: InstanceState, info: RequestInfo) -> bool:
-    return (
-        instance.healthy
-        and instance.name not in info.excluded
-        and (info.model is None or instance.models is None or info.model in instance.models)
-    )
+# Model names asked for that are remembered with the instances that serve them.
+MAX_MODELS = 1000

@@ -64,17 +64,18 @@ class RequestInfo:
         return self.arrival_s + self.slo.ttft_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted latency of a request on one instance: T = q + p·L_in + d(n)·L̂_out, seconds from now.
+    """Predicted latency of a request on one instance: T = q + p·(L_in − H) + d(n)·L̂_out, seconds from now.
 
     Args:
         queue_s: q, wait before its own prefill starts.
-        prefill_s: p·L_in.
+        prefill_s: p·(L_in − H).
         decode_s: d(n)·L̂_out.
         tpot_s: d(n), time per output token.
         output_len: L̂_out, tokens.
         known: False when the instance has never been measured; the times are then guesses.
+        hit_tokens: H, prompt tokens expected in the instance's prefix cache.
     """
 
     queue_s: float
@@ -83,6 +84,7 @@ class Prediction:
     tpot_s: float
     output_len: float
     known: bool = True
+    hit_tokens: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -95,7 +97,7 @@ class Prediction:
         return self.ttft_s + self.decode_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send the request to `instance`; `lengths` is the output length predicted for it."""
 
@@ -104,14 +106,14 @@ class Dispatch:
     lengths: LengthDistribution = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Nothing fits now but something may later: ask again at `retry_at_s`."""
 
     retry_at_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reject:
     """Do not serve the request; `reason` as in errors.RejectedError."""
 
@@ -121,3 +123,53 @@ class Reject:
 
 
 Decision = Dispatch | Hold | Reject
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Move an open request from `source` to the dispatch's instance, with what it has generated.
+
+    Args:
+        request_id: of the request.
+        source: where it is.
+        dispatch: where it goes, and what is predicted from there on.
+        generated: output tokens that it is believed to have.
+        gain: what the move is expected to add to the chance of meeting its SLO; 0 where it only balances load.
+    """
+
+    request_id: str
+    source: str
+    dispatch: Dispatch
+    generated: int
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One instance in an Explanation.
+
+    Args:
+        instance: its name.
+        prediction: of the request there.
+        in_flight, limit: requests booked and concurrent sequences at most.
+        chance: probability that every objective is met there.
+        harm: booked requests expected to miss their objectives because of this one.
+        margin_s: time to spare at the predicted length; inf without a deadline.
+    """
+
+    instance: str
+    prediction: Prediction
+    in_flight: int
+    limit: int
+    chance: float
+    harm: float
+    margin_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision with everything that was weighed for it."""
+
+    policy: str
+    decision: Decision
+    alternatives: tuple[Alternative, ...]

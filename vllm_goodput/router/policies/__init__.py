@@ -5,17 +5,16 @@
 from __future__ import annotations
 
 from vllm_goodput.config import RouterConfig
-from vllm_goodput.router.policies.base import Candidate, Policy, Query
-from vllm_goodput.router.policies.baselines import LeastRequest, RoundRobin, WeightedLeastRequest
+from vllm_goodput.router.policies.base import Policy
+from vllm_goodput.router.policies.baselines import GREEDY, rejecting
 from vllm_goodput.router.policies.goodput import Goodput
 from vllm_goodput.router.policies.just_enough import JustEnough
+from vllm_goodput.router.policies.llumnix import Llumnix
 
-POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy
-    for policy in (Goodput, JustEnough, RoundRobin, LeastRequest, WeightedLeastRequest)
-}
+_ALL: tuple[type[Policy], ...] = (Goodput, JustEnough, Llumnix, *GREEDY, *map(rejecting, GREEDY))
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
-__all__ = ["POLICIES", "Candidate", "Policy", "Query", "make_policy"]
+__all__ = ["POLICIES", "Policy", "make_policy"]
 
 
 def make_policy(config: RouterConfig) -> Policy:

@@ -1,45 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
-"""What a policy is given and what it must answer."""
+"""What a policy must answer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from vllm_goodput.config import RouterConfig
-from vllm_goodput.predictor.base import LengthDistribution
-from vllm_goodput.router.instance import InstanceState
-from vllm_goodput.router.types import Decision, Dispatch, Prediction, RequestInfo
+from vllm_goodput.router.query import Query
+from vllm_goodput.router.types import Decision, Hold, Migration, Reject
 
+if TYPE_CHECKING:
+    from vllm_goodput.router.router import Router
 
-@dataclass(frozen=True)
-class Candidate:
-    """An instance that could take the request, with the latency predicted there."""
+Mask = npt.NDArray[np.bool_]
 
-    instance: InstanceState
-    prediction: Prediction
-    lengths: LengthDistribution
-
-    def dispatch(self) -> Dispatch:
-        """The decision to send the request here."""
-        return Dispatch(self.instance.name, self.prediction, self.lengths)
-
-
-@dataclass(frozen=True)
-class Query:
-    """One request to place, now."""
-
-    info: RequestInfo
-    lengths: LengthDistribution
-    now_s: float
-    candidates: Sequence[Candidate]
+# An instance never measured takes at most this many requests until its first responses are in.
+MAX_UNMEASURED = 2
+# How long a request waits for them, seconds.
+UNMEASURED_HOLD_S = 0.05
 
 
 class Policy(ABC):
-    """Chooses among the candidates; there is always at least one. Deterministic given its calls.
+    """Chooses among a query's candidates; there is always at least one. Deterministic given its calls.
 
     Args:
         config: the router's settings.
@@ -54,24 +41,24 @@ class Policy(ABC):
     def decide(self, query: Query) -> Decision:
         """Dispatch, hold or reject."""
 
-
-# An instance never measured takes at most this many requests until its first responses are in.
-MAX_UNMEASURED = 2
-
-
-def explorable(candidate: Candidate) -> bool:
-    """Whether an instance never measured may be tried with one more request."""
-    return not candidate.prediction.known and len(candidate.instance.bookings) < MAX_UNMEASURED
+    def rectify(self, router: Router, now_s: float) -> list[Migration]:
+        """Which open requests should move; none by default."""
+        return []
 
 
-def fits(info: RequestInfo, prediction: Prediction, now_s: float, margin: float) -> bool:
-    """Whether predicted latencies, with the margin added, meet every objective of the request.
+def explorable(query: Query) -> Mask:
+    """Which instances were never measured and may be tried with one more request."""
+    c = query.candidates
+    return np.asarray((c.known == 0) & (c.in_flight < MAX_UNMEASURED))
 
-    TTFT objectives bound q + p·L_in, TPOT objectives d(n), e2el objectives T. Time since arrival counts.
-    """
-    stretch = 1.0 + margin
-    return (
-        now_s + prediction.e2el_s * stretch <= info.deadline_s
-        and now_s + prediction.ttft_s * stretch <= info.ttft_deadline_s
-        and prediction.tpot_s <= info.slo.tpot_s
-    )
+
+def usable(query: Query, margin: float) -> Mask:
+    """Which instances are predicted to meet every objective, or have never been measured and may be tried."""
+    return np.asarray(explorable(query) | ((query.candidates.known == 1) & query.feasible(margin)))
+
+
+def nowhere(query: Query) -> Decision:
+    """The answer where no instance is usable."""
+    if not query.candidates.known.all():
+        return Hold(query.now_s + UNMEASURED_HOLD_S)
+    return Reject("infeasible", f"no instance can meet the request's SLO: {query.why_not()}")

@@ -14,11 +14,21 @@ rejected.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from vllm_goodput.config import RouterConfig
-from vllm_goodput.router.latency import alone_s, harms, next_finish_s
-from vllm_goodput.router.policies.base import Candidate, Policy, Query, explorable
-from vllm_goodput.router.types import Decision, Hold, Reject
+from vllm_goodput.router.policies.base import Policy, explorable
+from vllm_goodput.router.query import Query
+from vllm_goodput.router.rectify import DeadlineRectifier
+from vllm_goodput.router.types import Decision, Hold, Migration, Reject
+
+if TYPE_CHECKING:
+    from vllm_goodput.router.router import Router
+
+Vector = npt.NDArray[np.float64]
 
 URGENCY_WEIGHT = 0.1
 # Chance asked of any request on an idle instance, and what full occupancy adds for a request of average size.
@@ -26,13 +36,13 @@ MIN_CHANCE = 0.1
 OCCUPANCY_PRICE = 0.6
 # Chances this close to the best count as equal.
 CHANCE_TOLERANCE = 0.03
+# More booked requests than this must not be made late, in expectation.
+MAX_HARM = 0.2
 # A request is held only while some idle instance would give it this chance.
 FAIR_CHANCE = 0.3
 MIN_HOLD_S, MAX_HOLD_S = 0.01, 0.25
 # A request without a deadline is held this long at most, seconds; then it goes where it harms least.
 MAX_OPEN_WAIT_S = 10.0
-# Quantile of the remaining lengths of booked requests in the impact check.
-IMPACT_QUANTILE = 0.5
 SIZE_DECAY = 0.98
 
 
@@ -43,49 +53,77 @@ class Goodput(Policy):
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
-        self._mean_size_s: dict[str, float] = {}
+        self._mean_size_s = np.zeros(0)  # by slot; NaN: none yet
+        self._rectifier = DeadlineRectifier(config)
 
     def decide(self, query: Query) -> Decision:
         """See Policy."""
         if not query.info.slo or _waited_enough(query):
             return self._best_effort(query)
-        worthy = [(chance, c) for c in query.candidates if (chance := self._worth(query, c)) > 0]
-        safe = [(chance, c) for chance, c in worthy if not _harms(query, c)]
+        c = query.candidates
+        chance = np.where(c.known == 1, query.chances(self.config.margin), explorable(query))
+        worthy = np.flatnonzero((chance > 0.0) & ((chance >= self._price(query)) | (c.known == 0)))
+        score = c.in_flight / c.limit + URGENCY_WEIGHT * _urgency(query)
+        safe = [k for k in worthy.tolist() if query.harm(k) <= MAX_HARM]
         if safe:
-            enough = max(chance for chance, _ in safe) - CHANCE_TOLERANCE
-            best = min(
-                (c for chance, c in safe if chance >= enough), key=lambda c: _score(query, c)
+            enough = max(chance[safe]) - CHANCE_TOLERANCE
+            return query.dispatch(
+                min((k for k in safe if chance[k] >= enough), key=lambda k: score[k])
             )
-            return best.dispatch()
-        if not any(_fair_alone(query, c) for c in query.candidates):
-            return Reject("infeasible", "no instance can meet the request's SLO in the time left")
+        if not self._fair_alone(query):
+            return Reject(
+                "infeasible", f"no instance can meet the request's SLO: {query.why_not()}"
+            )
         return Hold(query.now_s + _wait_s(query))
 
-    def _worth(self, query: Query, candidate: Candidate) -> float:
-        """The chance of success on the instance if it is worth its price there, else 0."""
-        if not candidate.prediction.known:
-            return float(explorable(candidate))
-        size = self._relative_size(candidate)
-        stretch = 1.0 + self.config.margin
-        prediction = candidate.prediction
-        chance = _chance(query, prediction.ttft_s * stretch, prediction.tpot_s * stretch)
-        occupancy = min(1.0, candidate.instance.occupancy)
-        price = MIN_CHANCE + OCCUPANCY_PRICE * occupancy * math.sqrt(size)
-        return chance if chance >= price else 0.0
+    def rectify(self, router: Router, now_s: float) -> list[Migration]:
+        """See Policy."""
+        return self._rectifier.moves(router, now_s)
 
-    def _relative_size(self, candidate: Candidate) -> float:
-        """The share of the instance's time that the request takes, relative to the running mean of all requests."""
-        prediction, instance = candidate.prediction, candidate.instance
-        size_s = prediction.prefill_s + prediction.decode_s / max(1.0, instance.limit / 2)
-        mean_s = self._mean_size_s.get(instance.name, size_s)
-        mean_s = self._mean_size_s[instance.name] = SIZE_DECAY * mean_s + (1 - SIZE_DECAY) * size_s
-        return size_s / mean_s if mean_s > 0 else 1.0
+    def _price(self, query: Query) -> Vector:
+        """The chance that a request must have on each instance."""
+        c = query.candidates
+        size_s = c.prefill_s + c.decode_s / np.maximum(1.0, c.limit / 2)
+        relative = size_s / np.maximum(1e-9, self._learn_sizes(c.slot, size_s))
+        occupancy = np.minimum(1.0, c.in_flight / c.limit)
+        return np.asarray(MIN_CHANCE + OCCUPANCY_PRICE * occupancy * np.sqrt(relative))
+
+    def _learn_sizes(self, slots: npt.NDArray[np.int32], size_s: Vector) -> Vector:
+        """Running mean of the share of each instance's time that requests take, this one included."""
+        if slots.max() >= len(self._mean_size_s):
+            grown = np.full(int(slots.max()) + 1, np.nan)
+            grown[: len(self._mean_size_s)] = self._mean_size_s
+            self._mean_size_s = grown
+        before = self._mean_size_s[slots]
+        before = np.where(np.isnan(before), size_s, before)
+        mean = self._mean_size_s[slots] = SIZE_DECAY * before + (1 - SIZE_DECAY) * size_s
+        return mean
 
     def _best_effort(self, query: Query) -> Decision:
-        def key(candidate: Candidate) -> tuple[bool, float]:
-            return _harms(query, candidate), candidate.instance.occupancy
+        c = query.candidates
+        order = np.argsort(c.in_flight / c.limit, kind="stable").tolist()
+        return query.dispatch(next((k for k in order if query.harm(k) <= MAX_HARM), order[0]))
 
-        return min(query.candidates, key=key).dispatch()
+    def _fair_alone(self, query: Query) -> bool:
+        """Whether the request would have a fair chance if some instance were idle."""
+        c = query.candidates
+        if not c.known.all():
+            return True
+        steps = max(1e-9, query.output_len - 1.0)
+        first_s = c.alone_s - c.alone_tpot_s * steps
+        info = query.info
+        left_s = info.deadline_s - query.now_s - first_s
+        able = (
+            (query.now_s + first_s <= info.ttft_deadline_s)
+            & (c.alone_tpot_s <= info.slo.tpot_s)
+            & (left_s >= 0)
+        )
+        if not able.any():
+            return False
+        if math.isinf(info.deadline_s):
+            return True
+        longest = float(np.max(1.0 + left_s[able] / c.alone_tpot_s[able]))
+        return query.lengths.cdf(longest) >= FAIR_CHANCE
 
 
 def _waited_enough(query: Query) -> bool:
@@ -95,39 +133,15 @@ def _waited_enough(query: Query) -> bool:
     return open_ended and query.now_s - info.arrival_s > MAX_OPEN_WAIT_S
 
 
-def _chance(query: Query, ttft_s: float, tpot_s: float) -> float:
-    """Probability that every objective is met with these times per request and per token."""
-    info = query.info
-    if query.now_s + ttft_s > info.ttft_deadline_s or tpot_s > info.slo.tpot_s:
-        return 0.0
-    left_s = info.deadline_s - query.now_s - ttft_s
-    if math.isinf(left_s):
-        return 1.0
-    return query.lengths.cdf(1.0 + left_s / tpot_s) if left_s >= 0 else 0.0
-
-
-def _fair_alone(query: Query, candidate: Candidate) -> bool:
-    """Whether the request would have a fair chance if the instance were idle."""
-    instance = candidate.instance
-    if not candidate.prediction.known:
-        return True
-    first_s = alone_s(instance, query.info, 1.0)
-    return _chance(query, first_s, instance.speed.decode_step_s(1)) >= FAIR_CHANCE
-
-
-def _harms(query: Query, candidate: Candidate) -> bool:
-    return harms(candidate.instance, query.info, query.now_s, IMPACT_QUANTILE)
-
-
-def _score(query: Query, candidate: Candidate) -> float:
+def _urgency(query: Query) -> Vector | float:
     left_s = query.info.deadline_s - query.now_s
-    urgency = candidate.prediction.e2el_s / left_s if math.isfinite(left_s) else 0.0
-    return candidate.instance.occupancy + URGENCY_WEIGHT * urgency
+    c = query.candidates
+    return (c.queue_s + c.prefill_s + c.decode_s) / left_s if math.isfinite(left_s) else 0.0
 
 
 def _wait_s(query: Query) -> float:
     """Until the next expected finish anywhere, within bounds."""
     soonest_s = min(
-        next_finish_s(c.instance, query.now_s, IMPACT_QUANTILE) for c in query.candidates
+        query.pool.next_finish_s(slot, query.now_s) for slot in query.candidates.slot.tolist()
     )
     return min(MAX_HOLD_S, max(MIN_HOLD_S, soonest_s - query.now_s))

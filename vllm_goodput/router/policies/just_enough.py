@@ -4,37 +4,41 @@
 
 from __future__ import annotations
 
-import math
+from typing import TYPE_CHECKING
 
-from vllm_goodput.router.policies.base import Candidate, Policy, Query, explorable, fits
-from vllm_goodput.router.types import Decision, Hold, Reject
+import numpy as np
 
-UNMEASURED_HOLD_S = 0.05  # while an instance's first responses are awaited
+from vllm_goodput.config import RouterConfig
+from vllm_goodput.router.policies.base import Policy, nowhere, usable
+from vllm_goodput.router.query import Query
+from vllm_goodput.router.rectify import DeadlineRectifier
+from vllm_goodput.router.types import Decision, Migration
+
+if TYPE_CHECKING:
+    from vllm_goodput.router.router import Router
 
 
 class JustEnough(Policy):
-    """Weakest means slowest per output token; without any SLO, the weakest of all. None feasible: reject."""
+    """Weakest means slowest per output token; without any SLO, the weakest of all. None feasible: reject.
+
+    Running requests that are predicted to miss move to the weakest other instance that still makes it.
+    """
 
     name = "just_enough"
 
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(config)
+        self._rectifier = DeadlineRectifier(config)
+
     def decide(self, query: Query) -> Decision:
         """See Policy."""
-        margin = self.config.margin
-        feasible = [
-            c
-            for c in query.candidates
-            if explorable(c)
-            or (c.prediction.known and fits(query.info, c.prediction, query.now_s, margin))
-        ]
-        if not feasible:
-            if any(not c.prediction.known for c in query.candidates):
-                return Hold(query.now_s + UNMEASURED_HOLD_S)
-            return Reject("infeasible", "no instance can meet the request's SLO")
-        chosen = max(feasible, key=_weakness)
-        return chosen.dispatch()
+        feasible = np.flatnonzero(usable(query, self.config.margin))
+        if not len(feasible):
+            return nowhere(query)
+        c = query.candidates
+        weakness = np.where(c.known == 1, c.alone_tpot_s, np.inf)  # to be measured first
+        return query.dispatch(int(feasible[np.argmax(weakness[feasible])]))
 
-
-def _weakness(candidate: Candidate) -> float:
-    if not candidate.prediction.known:
-        return math.inf  # to be measured first
-    return candidate.instance.speed.decode_step_s(1)
+    def rectify(self, router: Router, now_s: float) -> list[Migration]:
+        """See Policy."""
+        return self._rectifier.moves(router, now_s)

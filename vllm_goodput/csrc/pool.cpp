@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+#include "pool.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+namespace goodput {
+
+namespace {
+
+// At most this fraction of an instance's time is assumed to go to prefills of requests to come.
+constexpr double kMaxPrefillShare = 0.6;
+// Half-life of the arrival rate of prompt tokens, seconds.
+constexpr double kRateWindowS = 20.0;
+// An expected wait for a free sequence is used for so long unless a booking changes it.
+constexpr double kSlotWaitValidS = 0.25;
+constexpr double kMedian = 0.5;
+constexpr double kMinTimeS = 1e-9;
+
+int64_t handle_of(int index, uint32_t generation) {
+  return (static_cast<int64_t>(generation) << 32) | static_cast<int64_t>(index);
+}
+
+int index_of(int64_t handle) { return static_cast<int>(handle & 0xffffffff); }
+
+uint32_t generation_of(int64_t handle) { return static_cast<uint32_t>(handle >> 32); }
+
+}  // namespace
+
+void Candidates::resize(std::size_t n) {
+  for (auto* column : {&slot, &in_flight, &limit}) {
+    column->resize(n);
+  }
+  known.resize(n);
+  for (auto* column : {&queue_s, &prefill_s, &decode_s, &tpot_s, &offset_s, &hit_tokens, &alone_s,
+                       &alone_tpot_s, &booked_tokens, &chance}) {
+    column->resize(n);
+  }
+}
+
+int Pool::add_instance(int limit) {
+  auto made = std::make_unique<Instance>();
+  made->limit = std::max(1, limit);
+  for (std::size_t i = 0; i < instances_.size(); ++i) {
+    if (!instances_[i]) {
+      instances_[i] = std::move(made);
+      return static_cast<int>(i);
+    }
+  }
+  instances_.push_back(std::move(made));
+  return static_cast<int>(instances_.size()) - 1;
+}
+
+void Pool::remove_instance(int slot) {
+  for (int index : at(slot).bookings) {
+    Booking& booking = bookings_[index];
+    const uint32_t generation = booking.generation + 1;
+    booking = Booking{};
+    booking.generation = generation;
+    free_.push_back(index);
+  }
+  instances_[slot].reset();
+}
+
+void Pool::set_limit(int slot, int limit) { at(slot).limit = std::max(1, limit); }
+
+void Pool::set_speed(int slot, std::shared_ptr<SpeedEstimator> speed) {
+  at(slot).speed = std::move(speed);
+}
+
+std::shared_ptr<SpeedEstimator> Pool::speed(int slot) const { return at(slot).speed; }
+
+int Pool::limit(int slot) const { return at(slot).limit; }
+
+int Pool::in_flight(int slot) const { return static_cast<int>(at(slot).bookings.size()); }
+
+int64_t Pool::book(int slot, const Demand& demand, double hit_tokens, double ttft_s, double tpot_s,
+                   std::shared_ptr<const Lengths> lengths, double now_s) {
+  Instance& instance = at(slot);
+  settle(instance, now_s);
+  advance(instance, now_s);
+  if (free_.empty()) {
+    free_.push_back(static_cast<int>(bookings_.size()));
+    bookings_.emplace_back();
+  }
+  const int index = free_.back();
+  free_.pop_back();
+  Booking& booking = bookings_[index];
+  const uint32_t generation = booking.generation;
+  booking = Booking{};
+  booking.generation = generation;
+  booking.demand = demand;
+  booking.lengths = std::move(lengths);
+  booking.slot = slot;
+  booking.dispatched_s = now_s;
+  booking.prefill = std::max(1.0, demand.prompt_len - hit_tokens);
+  booking.ttft_s = ttft_s;
+  booking.tpot_s = std::max(kMinTimeS, tpot_s);
+  booking.tokens = demand.generated;
+  booking.saturated = in_flight(slot) >= instance.limit;
+  const double token_s = instance.speed->prefill_token_s();
+  const double ahead =
+      token_s > 0.0 ? backlog_s(instance, now_s) / token_s : instance.queued_prefill;
+  booking.queued_prefill = ahead + booking.prefill;
+  if (instance.queued_prefill <= 0.0) {
+    instance.served_since_s = now_s;
+  }
+  instance.prompt_tokens += booking.prefill;
+  booking.prompt_mark = instance.prompt_tokens;
+  instance.prompt_rate = rate(instance, now_s) + booking.prefill * std::log(2.0) / kRateWindowS;
+  instance.prompt_rate_at_s = now_s;
+  instance.queued_prefill += booking.prefill;
+  booking.booked_tokens = booking.prefill + booking.lengths->remaining(booking.tokens, kMedian);
+  instance.booked_tokens += booking.booked_tokens;
+  const int64_t handle = handle_of(index, generation);
+  instance.front.push_back(handle);
+  if (!demand.streaming) {
+    instance.guesses.emplace(now_s + ttft_s, handle);
+  }
+  instance.bookings.push_back(index);
+  instance.slot_wait_at_s = -kInf;
+  return handle;
+}
+
+void Pool::first_token(int64_t handle, double now_s) {
+  Booking& booking = get(handle);
+  Instance& instance = at(booking.slot);
+  settle(instance, now_s);
+  advance(instance, now_s);
+  if (booking.prefilling) {
+    end_prefill(instance, booking, now_s);
+  }
+  booking.first = true;
+  booking.tokens = std::max(booking.tokens, booking.demand.generated + 1.0);
+  booking.tokens_at_mark = booking.demand.generated + 1.0;
+  booking.mark = {now_s, instance.sequence_seconds,
+                  instance.prompt_tokens - instance.queued_prefill};
+  if (!booking.saturated) {
+    instance.speed->add({now_s - booking.dispatched_s, 1.0, booking.queued_prefill, 0.0, 0.0});
+  }
+}
+
+void Pool::progress(int64_t handle, double tokens) {
+  Booking& booking = get(handle);
+  booking.tokens = std::max(booking.tokens, tokens);
+}
+
+void Pool::release(int64_t handle, double output_len, double now_s) {
+  Booking& booking = get(handle);
+  Instance& instance = at(booking.slot);
+  settle(instance, now_s);
+  advance(instance, now_s);
+  if (booking.prefilling) {
+    end_prefill(instance, booking, now_s);
+  }
+  const int index = index_of(handle);
+  instance.bookings.erase(std::find(instance.bookings.begin(), instance.bookings.end(), index));
+  instance.booked_tokens = instance.bookings.empty()
+                               ? 0.0
+                               : std::max(0.0, instance.booked_tokens - booking.booked_tokens);
+  instance.slot_wait_at_s = -kInf;
+  if (output_len >= 1.0) {
+    learn(instance, booking, output_len, now_s);
+  }
+  const uint32_t generation = booking.generation + 1;
+  booking = Booking{};
+  booking.generation = generation;
+  free_.push_back(index);
+}
+
+bool Pool::open(int64_t handle) const {
+  const int index = index_of(handle);
+  return handle >= 0 && static_cast<std::size_t>(index) < bookings_.size() &&
+         bookings_[index].slot >= 0 && bookings_[index].generation == generation_of(handle);
+}
+
+const Booking& Pool::booking(int64_t handle) const {
+  if (!open(handle)) {
+    throw std::out_of_range("no open booking has the handle " + std::to_string(handle));
+  }
+  return bookings_[index_of(handle)];
+}
+
+Booking& Pool::get(int64_t handle) { return const_cast<Booking&>(booking(handle)); }
+
+void Pool::moved(int64_t handle, int moves, double now_s) {
+  Booking& booking = get(handle);
+  booking.moves = moves;
+  booking.moved_s = now_s;
+}
+
+std::vector<int64_t> Pool::handles(int slot) const {
+  std::vector<int64_t> out;
+  for (int index : at(slot).bookings) {
+    out.push_back(handle_of(index, bookings_[index].generation));
+  }
+  return out;
+}
+
+void Pool::evaluate(const int* slots, std::size_t count, const double* hits, const Demand& demand,
+                    double output_len, double now_s) {
+  Candidates& c = candidates_;
+  c.resize(count);
+  const double steps = std::max(0.0, output_len - demand.generated - 1.0);
+  for (std::size_t k = 0; k < count; ++k) {
+    Instance& instance = at(slots[k]);
+    settle(instance, now_s);
+    const double hit =
+        hits ? std::min(hits[slots[k]], std::max(0.0, demand.prompt_len - 1.0)) : 0.0;
+    const double tpot =
+        tpot_s(instance, static_cast<double>(instance.bookings.size()) + 1.0, now_s);
+    const double overhead = instance.speed->overhead_s();
+    c.slot[k] = slots[k];
+    c.in_flight[k] = static_cast<int>(instance.bookings.size());
+    c.limit[k] = instance.limit;
+    c.hit_tokens[k] = hit;
+    c.tpot_s[k] = tpot;
+    c.queue_s[k] = overhead + backlog_s(instance, now_s) + slot_wait_s(instance, now_s);
+    c.prefill_s[k] = instance.speed->prefill_token_s() * (demand.prompt_len - hit);
+    c.offset_s[k] = instance.speed->decode_offset_s();
+    c.decode_s[k] = steps > 0.0 ? std::max(0.0, c.offset_s[k] + tpot * steps) : 0.0;
+    c.alone_tpot_s[k] = instance.speed->decode_step_s(1.0);
+    c.alone_s[k] = overhead + c.prefill_s[k] +
+                   (steps > 0.0 ? std::max(0.0, c.offset_s[k] + c.alone_tpot_s[k] * steps) : 0.0);
+    c.booked_tokens[k] = instance.booked_tokens;
+    c.known[k] = instance.speed->known();
+  }
+}
+
+void Pool::chances(const Demand& demand, const Lengths& lengths, double stretch, double now_s) {
+  Candidates& c = candidates_;
+  for (std::size_t k = 0; k < c.size(); ++k) {
+    const double ttft = (c.queue_s[k] + c.prefill_s[k]) * stretch;
+    const double tpot = c.tpot_s[k] * stretch;
+    const double left = demand.deadline_s - now_s - ttft;
+    if (now_s + ttft > demand.ttft_deadline_s || tpot > demand.tpot_slo_s || left < 0.0) {
+      c.chance[k] = 0.0;
+    } else if (left == kInf) {
+      c.chance[k] = 1.0;
+    } else {
+      c.chance[k] =
+          lengths.ends_within(demand.generated, 1.0 + (left - c.offset_s[k] * stretch) / tpot);
+    }
+  }
+}
+
+double Pool::harm(int slot, double prefill, double now_s) {
+  Instance& instance = at(slot);
+  if (instance.bookings.empty()) {
+    return 0.0;
+  }
+  settle(instance, now_s);
+  const auto count = static_cast<double>(instance.bookings.size());
+  const double before = tpot_s(instance, count, now_s);
+  const double after = tpot_s(instance, count + 1.0, now_s);
+  const double stall = instance.speed->prefill_token_s() * prefill;
+  double lost = 0.0;
+  for (int index : instance.bookings) {
+    const Booking& booking = bookings_[index];
+    if (before <= booking.demand.tpot_slo_s && booking.demand.tpot_slo_s < after) {
+      lost += 1.0;
+      continue;
+    }
+    const double left = booking.demand.deadline_s - now_s - ahead_s(instance, booking, now_s);
+    if (left == kInf || left <= 0.0) {
+      continue;
+    }
+    const double tokens = generated(booking, now_s);
+    const double with = booking.lengths->ends_within(tokens, (left - stall) / after);
+    lost += booking.lengths->ends_within(tokens, left / before) - with;
+  }
+  return lost;
+}
+
+double Pool::chance_to_stay(int64_t handle, double now_s) {
+  const Booking& booking = get(handle);
+  Instance& instance = at(booking.slot);
+  settle(instance, now_s);
+  const double wait = ahead_s(instance, booking, now_s);
+  if (!booking.first && booking.demand.streaming && now_s + wait > booking.demand.ttft_deadline_s) {
+    return 0.0;
+  }
+  const double tpot = tpot_s(instance, static_cast<double>(instance.bookings.size()), now_s);
+  if (tpot > booking.demand.tpot_slo_s) {
+    return 0.0;
+  }
+  const double left = booking.demand.deadline_s - now_s - wait;
+  return left == kInf ? 1.0 : booking.lengths->ends_within(generated(booking, now_s), left / tpot);
+}
+
+double Pool::next_finish_s(int slot, double now_s) {
+  Instance& instance = at(slot);
+  settle(instance, now_s);
+  const double tpot = tpot_s(instance, static_cast<double>(instance.bookings.size()), now_s);
+  double soonest = kInf;
+  for (int index : instance.bookings) {
+    const Booking& booking = bookings_[index];
+    const double left = booking.lengths->remaining(generated(booking, now_s), kMedian);
+    soonest = std::min(soonest, now_s + tpot * left);
+  }
+  return soonest;
+}
+
+double Pool::queued_prefill(int slot, double now_s) {
+  settle(at(slot), now_s);
+  return at(slot).queued_prefill;
+}
+
+double Pool::booked_tokens(int slot) const { return at(slot).booked_tokens; }
+
+double Pool::prefill_share(int slot, double now_s) const { return share(at(slot), now_s); }
+
+double Pool::generated(const Booking& booking, double now_s) const {
+  if (booking.demand.streaming || booking.tokens > booking.demand.generated) {
+    return booking.tokens;
+  }
+  const double elapsed = now_s - booking.dispatched_s - booking.ttft_s;
+  return booking.tokens + std::max(0.0, elapsed / booking.tpot_s);
+}
+
+Instance& Pool::at(int slot) {
+  if (slot < 0 || slot >= slots() || !instances_[slot]) {
+    throw std::out_of_range("no instance has the slot " + std::to_string(slot));
+  }
+  return *instances_[slot];
+}
+
+const Instance& Pool::at(int slot) const { return const_cast<Pool*>(this)->at(slot); }
+
+// First tokens that nobody reports are taken to have come when they were due.
+void Pool::settle(Instance& instance, double now_s) {
+  while (!instance.guesses.empty() && instance.guesses.top().first <= now_s) {
+    const auto [due_s, handle] = instance.guesses.top();
+    instance.guesses.pop();
+    if (open(handle) && get(handle).prefilling) {
+      end_prefill(instance, get(handle), due_s);
+    }
+  }
+}
+
+// Brings the integral of running sequences over time up to now; called before every change.
+void Pool::advance(Instance& instance, double now_s) {
+  const auto running =
+      std::min<double>(instance.limit, static_cast<double>(instance.bookings.size()));
+  instance.sequence_seconds += running * std::max(0.0, now_s - instance.advanced_s);
+  instance.advanced_s = now_s;
+}
+
+void Pool::end_prefill(Instance& instance, Booking& booking, double now_s) {
+  booking.prefilling = false;
+  instance.queued_prefill = std::max(0.0, instance.queued_prefill - booking.prefill);
+  instance.served_since_s = now_s;
+  trim_front(instance);
+  if (instance.front.empty()) {
+    instance.queued_prefill = 0.0;  // no rest of sums of floats
+  }
+}
+
+void Pool::trim_front(Instance& instance) {
+  while (!instance.front.empty() &&
+         !(open(instance.front.front()) && get(instance.front.front()).prefilling)) {
+    instance.front.pop_front();
+  }
+}
+
+// Time until what is queued has been prefilled, less what its first has had already.
+double Pool::backlog_s(Instance& instance, double now_s) {
+  trim_front(instance);
+  if (instance.front.empty()) {
+    return 0.0;
+  }
+  const double token_s = instance.speed->prefill_token_s();
+  const double first = token_s * get(instance.front.front()).prefill;
+  const double served = std::clamp(now_s - instance.served_since_s, 0.0, first);
+  return std::max(0.0, token_s * instance.queued_prefill - served);
+}
+
+// Wait for a free sequence, first come first served: the oldest bookings run, the others queue.
+double Pool::slot_wait_s(Instance& instance, double now_s) {
+  const auto limit = static_cast<std::size_t>(instance.limit);
+  if (instance.bookings.size() < limit) {
+    return 0.0;
+  }
+  const double age = now_s - instance.slot_wait_at_s;
+  if (age >= 0.0 && age < kSlotWaitValidS) {
+    return std::max(0.0, instance.slot_wait_s - age);
+  }
+  heap_.clear();
+  for (std::size_t i = 0; i < instance.bookings.size(); ++i) {
+    const Booking& booking = bookings_[instance.bookings[i]];
+    const double left = booking.lengths->remaining(generated(booking, now_s), kMedian);
+    if (i < limit) {
+      heap_.push_back(left);
+      std::push_heap(heap_.begin(), heap_.end(), std::greater<>{});
+    } else {
+      std::pop_heap(heap_.begin(), heap_.end(), std::greater<>{});
+      heap_.back() += left;
+      std::push_heap(heap_.begin(), heap_.end(), std::greater<>{});
+    }
+  }
+  instance.slot_wait_s = heap_.front() * tpot_s(instance, static_cast<double>(limit), now_s);
+  instance.slot_wait_at_s = now_s;
+  return instance.slot_wait_s;
+}
+
+double Pool::tpot_s(const Instance& instance, double sequences, double now_s) const {
+  const double running = std::min(static_cast<double>(instance.limit), sequences);
+  return instance.speed->decode_step_s(running) / (1.0 - share(instance, now_s));
+}
+
+double Pool::share(const Instance& instance, double now_s) const {
+  return std::min(kMaxPrefillShare, instance.speed->prefill_token_s() * rate(instance, now_s));
+}
+
+double Pool::rate(const Instance& instance, double now_s) const {
+  const double age = std::max(0.0, now_s - instance.prompt_rate_at_s);
+  return instance.prompt_rate * std::exp2(-age / kRateWindowS);
+}
+
+// Time until a booked request that has no token yet gets its first, as predicted.
+double Pool::ahead_s(const Instance&, const Booking& booking, double now_s) const {
+  return booking.prefilling ? std::max(0.0, booking.dispatched_s + booking.ttft_s - now_s) : 0.0;
+}
+
+void Pool::learn(const Instance& instance, const Booking& booking, double output_len,
+                 double now_s) {
+  if (booking.first) {
+    const double steps = output_len - booking.tokens_at_mark;
+    if (steps < 1.0) {
+      return;
+    }
+    const double time_s = std::max(kMinTimeS, now_s - booking.mark.at_s);
+    const double sequences = (instance.sequence_seconds - booking.mark.sequence_seconds) / time_s;
+    const double prefilled = instance.prompt_tokens - instance.queued_prefill;
+    const double others = std::max(0.0, prefilled - booking.mark.prefilled);
+    instance.speed->add({time_s, 0.0, others, steps, steps * std::max(1.0, sequences)});
+  } else if (!booking.demand.streaming && !booking.saturated && booking.demand.generated == 0.0) {
+    const double time_s = std::max(kMinTimeS, now_s - booking.dispatched_s);
+    const double prefill = booking.queued_prefill + instance.prompt_tokens - booking.prompt_mark;
+    const double sequences = std::min(static_cast<double>(instance.limit),
+                                      static_cast<double>(instance.bookings.size()) + 1.0);
+    const double steps = std::max(0.0, output_len - 1.0);
+    instance.speed->add({time_s, 1.0, prefill, steps, steps * sequences});
+  }
+}
+
+}  // namespace goodput
