@@ -12,14 +12,21 @@ SOURCES = (
     "bindings",
     "bindings_pool",
     "bindings_predictor",
+    "bindings_prefix",
     "bindings_router_speed",
     "block_hash",
     "forest",
     "lengths",
     "pool",
+    "prefix_index",
+    "prefix_lru",
+    "prefix_match",
+    "prefix_sets",
+    "prefix_table",
     "speed_estimator",
     "text_features",
 )
+HEADERS = ("large_vector",)
 
 
 def packages() -> list[str]:
@@ -36,7 +43,7 @@ setup(
         Pybind11Extension(
             "vllm_goodput._C",
             [f"{CSRC}/{name}.cpp" for name in SOURCES],
-            depends=[f"{CSRC}/{name}.h" for name in SOURCES if name != "bindings"],
+            depends=[f"{CSRC}/{name}.h" for name in (*SOURCES, *HEADERS) if name != "bindings"],
             cxx_std=17,
             extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
         )

@@ -8,6 +8,7 @@
 
 #include "bindings_pool.h"
 #include "bindings_predictor.h"
+#include "bindings_prefix.h"
 #include "bindings_router_speed.h"
 #include "block_hash.h"
 
@@ -78,6 +79,7 @@ PYBIND11_MODULE(_C, m) {
         "Chained 64-bit hashes of the full blocks of UTF-8 bytes; as token_block_hashes, with\n"
         "another default seed so that text and token keys do not meet.");
   bind_predictor(m);
+  bind_prefix(m);
   bind_router_speed(m);
   bind_pool(m);
 }
