@@ -19,6 +19,7 @@ SOURCES = (
     "lengths",
     "pool",
     "prefix_index",
+    "prefix_keys",
     "prefix_lru",
     "prefix_match",
     "prefix_sets",

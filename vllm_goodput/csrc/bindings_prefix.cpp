@@ -4,10 +4,15 @@
 
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "prefix_index.h"
+#include "prefix_keys.h"
 
 namespace py = pybind11;
 
@@ -31,9 +36,63 @@ py::array_t<int32_t> match(const PrefixIndex& index, const Hashes& hashes) {
   return out;
 }
 
+py::array_t<uint64_t> to_array(const std::vector<uint64_t>& values) {
+  py::array_t<uint64_t> out(static_cast<py::ssize_t>(values.size()));
+  if (!values.empty()) {
+    std::memcpy(out.mutable_data(), values.data(), values.size() * sizeof(uint64_t));
+  }
+  return out;
+}
+
+void require_block(std::size_t size, std::size_t multiple, const char* name) {
+  if (size == 0 || size % multiple != 0) {
+    throw py::value_error(std::string(name) + " must be a multiple of " + std::to_string(multiple) +
+                          ", > 0, got " + std::to_string(size));
+  }
+}
+
+// None where an item is no int of 32 bits.
+py::object token_keys(const py::list& tokens, std::size_t block_tokens, uint64_t state,
+                      std::size_t max_blocks) {
+  require_block(block_tokens, 1, "block_tokens");
+  const bool all = tokens.size() / block_tokens < max_blocks;
+  std::vector<uint32_t> ids(all ? tokens.size() : max_blocks * block_tokens);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    PyObject* item = PyList_GET_ITEM(tokens.ptr(), static_cast<Py_ssize_t>(i));
+    int overflow = 0;
+    const long long id =
+        PyLong_CheckExact(item) ? PyLong_AsLongLongAndOverflow(item, &overflow) : -1;
+    if (overflow != 0 || id < 0 || id > UINT32_MAX) {
+      return py::none();
+    }
+    ids[i] = static_cast<uint32_t>(id);
+  }
+  return to_array(goodput::token_keys(ids.data(), ids.size(), block_tokens, state));
+}
+
+py::array_t<uint64_t> text_keys(const py::bytes& text, std::size_t block_bytes, uint64_t state,
+                                std::size_t max_blocks) {
+  require_block(block_bytes, sizeof(uint64_t), "block_bytes");
+  const std::string_view view = text;
+  const std::size_t blocks = std::min(view.size() / block_bytes, max_blocks);
+  return to_array(goodput::text_keys(view.data(), blocks * block_bytes, block_bytes, state));
+}
+
 }  // namespace
 
 void bind_prefix(py::module_& m) {
+  m.def(
+      "token_keys", &token_keys, py::arg("token_ids"), py::arg("block_tokens"), py::arg("state"),
+      py::arg("max_blocks"),
+      "Chained 64-bit keys of the full blocks of a list of token IDs.\n\n"
+      "Args:\n"
+      "  block_tokens: tokens per block, > 0.\n"
+      "  state: a seed, or the key of the block before these.\n"
+      "  max_blocks: no more are made.\n"
+      "Returns: uint64 array, shape [min(n // block_tokens, max_blocks)]; None if one of the IDs\n"
+      "  is no int in 0 .. 2**32 - 1.");
+  m.def("text_keys", &text_keys, py::arg("text"), py::arg("block_bytes"), py::arg("state"),
+        py::arg("max_blocks"), "As token_keys, of bytes; block_bytes is a multiple of 8.");
   py::class_<PrefixIndex>(
       m, "PrefixIndex",
       "Which instance (slot) holds how many blocks of a prompt in its prefix cache.\n\n"
