@@ -9,9 +9,11 @@ from typing import Any
 
 from vllm_goodput.bench.record import Record
 from vllm_goodput.bench.row import TraceRow
+from vllm_goodput.gateway.prefix_keys import prefix_blocks
 from vllm_goodput.predictor import LengthDistribution
 from vllm_goodput.predictor.view import view_of
 from vllm_goodput.router import Dispatch, RequestInfo
+from vllm_goodput.router.prefix import Blocks
 from vllm_goodput.sim.member import Member
 from vllm_goodput.sim.sequence import Seq
 
@@ -105,7 +107,12 @@ class Job:
 
 
 def info_of(
-    index: int, row: TraceRow, model: str | None, streaming: bool, use_max_tokens: bool
+    index: int,
+    row: TraceRow,
+    model: str | None,
+    streaming: bool,
+    use_max_tokens: bool,
+    made_up: Blocks | None = None,
 ) -> RequestInfo:
     """What the gateway's intake makes of the request that a replay of the row would send.
 
@@ -115,6 +122,7 @@ def info_of(
         model: name asked for.
         streaming: whether the answer is streamed.
         use_max_tokens: whether the predictor may see the request's own limit, which is its true length.
+        made_up: keys of the prompt that a replay makes up where the row has none.
     """
     body: dict[str, Any] = {"model": model or "", "prompt": row.prompt}
     if row.messages is not None:
@@ -135,4 +143,7 @@ def info_of(
             row.prompt_len,
             row.output_len if use_max_tokens else None,
         ),
+        blocks=prefix_blocks(body, row.messages is not None, row.prompt_len, model)
+        if row.messages is not None or row.prompt is not None
+        else made_up,
     )

@@ -101,8 +101,9 @@ class Simulation:
             loop.at(change.at_s, partial(self._change, change))
         if options.streaming and options.progress_interval_s > 0:
             self._every(options.progress_interval_s, self._serving.report_progress)
-        if options.rectify_interval_s is not None:
-            self._every(options.rectify_interval_s, self._rectify)
+        if options.migration:
+            interval_s = options.rectify_interval_s or self._router.config.migration.interval_s
+            self._every(interval_s, self._rectify)
         if options.remeasure_s is not None and options.probe:
             self._every(HEALTH_INTERVAL_S, self._remeasure)
 
@@ -114,7 +115,12 @@ class Simulation:
         self._loop.at(interval_s, tick)
 
     def _join(self, member: Member) -> None:
-        self._router.add_instance(member.spec.name, member.spec.max_num_seqs)
+        self._router.add_instance(
+            member.spec.name,
+            member.spec.max_num_seqs,
+            kv_tokens=member.spec.kv_tokens,
+            block_size=member.spec.block_size,
+        )
         if self._options.probe:
             self._measure(member)
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from vllm_goodput._C import text_block_hashes, token_block_hashes
 from vllm_goodput.bench.row import CHARS_PER_TOKEN, PREFIX_BLOCK_LEN, TraceRow
+from vllm_goodput.router.prefix import TOKENS_PER_KEY, Blocks
 
 # Blocks of one prompt and its output are numbered from a multiple of this.
 SPAN = 2**24
@@ -35,6 +38,12 @@ class PromptKeys:
     def own(self, index: int) -> int:
         """The first key of what only this row has."""
         return (2 * index + 1) * SPAN
+
+    def blocks(self, index: int) -> Blocks:
+        """The same as the gateway would have it of a made-up prompt."""
+        keys = self.of(index, TOKENS_PER_KEY)
+        hashes = np.fromiter((key % 2**64 for key in keys), np.uint64, len(keys))
+        return Blocks(hashes, float(TOKENS_PER_KEY))
 
     def of(self, index: int, block_size: int) -> Sequence[int]:
         """Keys of the full blocks of a row's prompt."""

@@ -71,7 +71,14 @@ class Serving:
         index = len(self._jobs)
         row = self._rows[index]
         options, router = self._options, self._router
-        info = info_of(index, row, options.model, options.streaming, router.config.use_max_tokens)
+        info = info_of(
+            index,
+            row,
+            options.model,
+            options.streaming,
+            router.config.use_max_tokens,
+            self._prompts.blocks(index),
+        )
         job = Job(index, row, info, router.predictor.predict(info))
         self._jobs.append(job)
         if index + 1 < len(self._rows):
@@ -115,7 +122,10 @@ class Serving:
             self._first_token(job)
         self._router.on_migrated(replace(migration, generated=generated), self._loop.now_s)
         job.migrations += 1
-        self._send(job, target, self._options.migration_delay_s)
+        delay_s = self._options.migration_delay_s
+        if delay_s is None:
+            delay_s = self._router.config.migration.transfer_s
+        self._send(job, target, delay_s)
 
     def on_outputs(self, outputs: Sequence[Output]) -> None:
         """Tokens have left an engine."""

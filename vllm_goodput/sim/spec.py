@@ -109,8 +109,9 @@ class SimOptions:
         overheads: of HTTP.
         probe: measure every instance's speed before the trace, as the gateway does; else the router starts blind.
         probe_word_tokens: tokens per word of the probes' prompts; about 6 with a byte-level tokenizer.
-        rectify_interval_s: the router is asked so often whether requests should move; None: never.
-        migration_delay_s: from leaving the source until the target knows the request.
+        migration: whether running requests move when the router says so.
+        rectify_interval_s: the router is asked so often which should; None: as its configuration says.
+        migration_delay_s: from leaving the source until the target knows the request; None: as its configuration says.
         changes: what happens to instances.
         timeout_s: clients give up after this long; None: never.
         share_session_prefix: made-up prompts of one session begin alike, as in `bench run`.
@@ -124,8 +125,9 @@ class SimOptions:
     overheads: Overheads = Overheads()
     probe: bool = True
     probe_word_tokens: float = 1.0
-    rectify_interval_s: float | None = 0.25
-    migration_delay_s: float = 0.02
+    migration: bool = True
+    rectify_interval_s: float | None = None
+    migration_delay_s: float | None = None
     changes: tuple[Change, ...] = ()
     timeout_s: float | None = None
     share_session_prefix: bool = True
@@ -138,10 +140,10 @@ class SimOptions:
             raise ConfigError(
                 f"progress_interval_s must be at least 0, got {self.progress_interval_s!r}"
             )
-        if self.rectify_interval_s is not None and not self.rectify_interval_s > 0:
-            raise ConfigError(
-                f"rectify_interval_s must be greater than 0 or None, got {self.rectify_interval_s!r}"
-            )
+        for name in ("rectify_interval_s", "timeout_s", "remeasure_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be greater than 0, got {value!r}")
 
 
 def check_names(instances: Iterable[SimInstance], changes: Iterable[Change]) -> None:
