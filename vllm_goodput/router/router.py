@@ -19,6 +19,7 @@ import numpy.typing as npt
 from vllm_goodput import _C
 from vllm_goodput.config import RouterConfig
 from vllm_goodput.predictor import LengthDistribution, LengthPredictor, TaskHistogram
+from vllm_goodput.router.caches import PrefixCaches
 from vllm_goodput.router.instance import InstanceState
 from vllm_goodput.router.policies import make_policy
 from vllm_goodput.router.query import Query, demand_of
@@ -60,6 +61,7 @@ class Router:
         )
         self.instances: dict[str, InstanceState] = {}
         self.pool = _C.Pool()
+        self.caches = PrefixCaches()
         self._open: dict[str, Open] = {}
         self._ids: dict[int, str] = {}  # request by handle
         self._names: list[str] = []  # instance by slot
@@ -71,8 +73,21 @@ class Router:
         max_num_seqs: int | None = None,
         models: Iterable[str] | None = None,
         healthy: bool = True,
+        kv_tokens: int | None = None,
+        block_size: int | None = None,
+        kv_events: bool = False,
     ) -> InstanceState:
-        """Add an instance, or update its limits if it is known already."""
+        """Add an instance, or update what is known of it.
+
+        Args:
+            name: unique name.
+            max_num_seqs: the engine's limit on concurrent sequences; None when unknown.
+            models: names it serves; None when unknown (then it may serve any).
+            healthy: whether it takes requests.
+            kv_tokens: size of its KV cache, tokens; None when unknown.
+            block_size: tokens per block of it; None when unknown.
+            kv_events: whether what its prefix cache holds is reported by `on_kv_*`.
+        """
         state = self.instances.get(name)
         if state is None:
             state = self.instances[name] = InstanceState(name, self.pool)
@@ -81,6 +96,7 @@ class Router:
         state.max_num_seqs = max_num_seqs
         state.models = None if models is None else frozenset(models)
         state.healthy = healthy
+        self.caches.add_instance(state.slot, kv_tokens, block_size, kv_events)
         self._usable.clear()
         return state
 
@@ -89,6 +105,7 @@ class Router:
         state = self.instances.pop(name, None)
         if state is not None:
             self.pool.remove_instance(state.slot)
+            self.caches.remove_instance(state.slot)
             self._usable.clear()
 
     def set_healthy(self, name: str, healthy: bool) -> None:
@@ -217,6 +234,7 @@ class Router:
         )
         self._open[info.request_id] = Open(decision.instance, info, lengths, handle)
         self._ids[handle] = info.request_id
+        self.caches.insert(state.slot, info.blocks)
         return handle
 
     def _forget(self, request_id: str) -> Open:
@@ -240,7 +258,8 @@ class Router:
         else:
             output_len = lengths.quantile(quantile)
         demand = demand_of(info, generated)
-        self.pool.evaluate(slots, None, demand, output_len, now_s)
+        hits = self.caches.hits(info.blocks, info.prompt_len)
+        self.pool.evaluate(slots, hits, demand, output_len, now_s)
         return Query(info, lengths, now_s, self.pool, demand, output_len, self._names)
 
     def _slots(self, info: RequestInfo) -> Slots:

@@ -13,6 +13,7 @@ from vllm_goodput.slo import SLO
 if TYPE_CHECKING:
     from vllm_goodput.predictor.base import LengthDistribution
     from vllm_goodput.predictor.view import RequestView
+    from vllm_goodput.router.prefix import Blocks
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class RequestInfo:
         excluded: instances that must not be chosen (already tried).
         context_left: tokens that the model's context leaves for the output; None where not known.
         view: what a length predictor may know of it beyond the above.
+        blocks: keys of its prompt for the prefix index; None where the prompt is not known.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class RequestInfo:
     excluded: frozenset[str] = field(default=frozenset())
     context_left: int | None = None
     view: RequestView | None = field(default=None, repr=False)
+    blocks: Blocks | None = field(default=None, repr=False, compare=False)
 
     def output_cap(self, use_max_tokens: bool) -> float:
         """No output is longer, tokens; inf where nothing tells. `use_max_tokens`: the request's own limit counts."""
