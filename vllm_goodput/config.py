@@ -83,7 +83,17 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _zmq_endpoint(value: str) -> str:
+    scheme, _, rest = value.partition("://")
+    host, _, port = rest.rpartition(":")
+    tcp = scheme == "tcp" and host not in ("", "*") and port.isdecimal() and 0 < int(port) < 65536
+    if not tcp and not (scheme == "ipc" and rest):
+        raise ValueError("must be an endpoint such as tcp://10.0.0.1:5557")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
+ZmqEndpoint = Annotated[str, AfterValidator(_zmq_endpoint)]
 Url = Annotated[str, AfterValidator(_url)]
 
 
@@ -150,6 +160,16 @@ class InstanceConfig(Model):
     # Concurrency limit of the engine (vLLM's --max-num-seqs); read from the instance when it runs the plugin.
     max_num_seqs: PositiveInt | None = None
     api_key: Annotated[str, AfterValidator(_printable)] | None = Field(default=None, repr=False)
+    # Where it publishes KV events (vLLM's --kv-events-config), and where it repeats them: what it holds in its prefix
+    # cache is then known and not guessed.
+    kv_events: ZmqEndpoint | None = None
+    kv_events_replay: ZmqEndpoint | None = None
+
+    @model_validator(mode="after")
+    def _replay_of_events(self) -> InstanceConfig:
+        if self.kv_events_replay is not None and self.kv_events is None:
+            raise ValueError("kv_events_replay: needs kv_events")
+        return self
 
 
 class HealthConfig(Model):
