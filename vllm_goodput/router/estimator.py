@@ -2,13 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
 """Speed of one instance as a black box, from response timings alone.
 
-Regularised least squares with forgetting and non-negative coefficients on the model
+Robust, regularised least squares with forgetting and non-negative coefficients on the model
 
-    time = o + p·(prompt tokens to prefill) + d0·(decode steps) + d1·(decode steps x sequences in the batch)
+    time = o + p·(prompt tokens to prefill) + d0·(decode steps) + d1·(decode steps x sequences in the batch) + e
 
-so that d(n) = d0 + d1·n. A streamed response gives two equations (to the first token; from the first to the last), a
-plain one their sum. Each is weighted by 1/time, which fits relative errors; a residual far outside the usual is
-clipped, unless several in a row say that the speed has changed. That q, p and d come from outside the instance is
+so that d(n) = d0 + d1·n; e, which may be negative, is a fixed time of the decode part of an answer. A streamed response
+gives two equations (to the first token; from the first to the last), a plain one their sum. Errors are relative. What
+is far outside the usual counts little; a first token that came far too soon is taken for one whose prefix was cached;
+several in a row to one side mean that the speed has changed. That q, p and d come from outside the instance is
 GoodServe's (arXiv 2605.16867); the regression is ours. The arithmetic is C++ (`csrc/speed_estimator.*`).
 """
 
