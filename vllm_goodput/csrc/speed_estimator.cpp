@@ -50,7 +50,9 @@ constexpr double kKept = 0.05;        // information that is kept through a chan
 
 constexpr double kMinTimeS = 1e-3;
 constexpr double kMinStepS = 1e-5;
-constexpr double kMaxAmount = 1e12;
+constexpr double kMaxAmount = 1e9;
+constexpr double kMaxTimeS = 1e6;
+constexpr double kPivot = 1e-12;  // of a diagonal element; what is less is rounding
 
 // Whether a sample can be computed with; what is beyond kMaxAmount is a mistake of whoever measured
 // it.
@@ -60,7 +62,7 @@ bool usable(const Sample& s) {
     if (!(amount >= 0.0 && amount <= kMaxAmount)) return false;  // NaN too
     work += amount;
   }
-  return work > 0.0 && s.time_s >= kMinTimeS && s.time_s <= kMaxAmount;
+  return work > 0.0 && s.time_s >= kMinTimeS && s.time_s <= kMaxTimeS;
 }
 
 // The value that has `rank` of the first `count` below it.
@@ -267,7 +269,7 @@ void SpeedEstimator::solve(const Block& block) {
       for (std::size_t j = 0; j <= i; ++j) {
         double sum = information_[free[i]][free[j]];
         for (std::size_t k = 0; k < j; ++k) sum -= lower[i][k] * lower[j][k];
-        lower[i][j] = i == j ? std::sqrt(std::max(sum, 1e-300)) : sum / lower[j][j];
+        lower[i][j] = i == j ? std::sqrt(std::max(sum, kPivot * information_[free[i]][free[i]])) : sum / lower[j][j];
       }
       double sum = right[free[i]];
       for (std::size_t k = 0; k < i; ++k) sum -= lower[i][k] * y[k];
