@@ -22,6 +22,7 @@ COMMANDS = {
     "route": "OpenAI-compatible gateway over a pool of vLLM instances",
     "up": "start a whole deployment on this machine: instances and gateway",
     "bench": "replay a trace with SLOs against any OpenAI endpoint and report goodput",
+    "simulate": "compare routing policies on a simulated pool of device profiles",
     "train": "train the model of output lengths on finished requests and report how good it is",
     "predict": "predict the output length of a request, or of many",
     "doctor": "check that this installation can run",

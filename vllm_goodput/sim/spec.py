@@ -140,7 +140,7 @@ class SimOptions:
             raise ConfigError(
                 f"progress_interval_s must be at least 0, got {self.progress_interval_s!r}"
             )
-        for name in ("rectify_interval_s", "timeout_s", "remeasure_s"):
+        for name in ("rectify_interval_s", "timeout_s", "remeasure_s", "probe_word_tokens"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be greater than 0, got {value!r}")
