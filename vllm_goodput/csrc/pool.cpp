@@ -14,7 +14,11 @@ namespace {
 // At most this fraction of an instance's time is assumed to go to prefills of requests to come.
 constexpr double kMaxPrefillShare = 0.6;
 // Half-life of the arrival rate of prompt tokens, seconds.
-constexpr double kRateWindowS = 20.0;
+constexpr double kRateWindowS = 10.0;
+// The rate of an instance that has just begun to get requests counts as that of so long at least.
+constexpr double kMinRateS = 2.0;
+// First tokens that come within this time are of one engine step.
+constexpr double kSameStepS = 0.003;
 // An expected wait for a free sequence is used for so long unless a booking changes it.
 constexpr double kSlotWaitValidS = 0.25;
 constexpr double kMedian = 0.5;
@@ -101,17 +105,18 @@ int64_t Pool::book(int slot, const Demand& demand, double hit_tokens, double ttf
   booking.tpot_s = std::max(kMinTimeS, tpot_s);
   booking.tokens = demand.generated;
   booking.saturated = in_flight(slot) >= instance.limit;
-  const double token_s = instance.speed->prefill_token_s();
-  const double ahead =
-      token_s > 0.0 ? backlog_s(instance, now_s) / token_s : instance.queued_prefill;
-  booking.queued_prefill = ahead + booking.prefill;
   if (instance.queued_prefill <= 0.0) {
     instance.served_since_s = now_s;
   }
+  const double served = served_tokens(instance, now_s);
+  booking.queued_prefill = instance.queued_prefill - served + booking.prefill;
+  booking.prefilled_before = instance.prompt_tokens - instance.queued_prefill + served;
   instance.prompt_tokens += booking.prefill;
   booking.prompt_mark = instance.prompt_tokens;
-  instance.prompt_rate = rate(instance, now_s) + booking.prefill * std::log(2.0) / kRateWindowS;
+  const double age = std::max(0.0, now_s - instance.prompt_rate_at_s);
+  instance.prompt_rate = instance.prompt_rate * std::exp2(-age / kRateWindowS) + booking.prefill;
   instance.prompt_rate_at_s = now_s;
+  instance.first_booked_s = std::min(instance.first_booked_s, now_s);
   instance.queued_prefill += booking.prefill;
   booking.booked_tokens = booking.prefill + booking.lengths->remaining(booking.tokens, kMedian);
   instance.booked_tokens += booking.booked_tokens;
@@ -139,7 +144,7 @@ void Pool::first_token(int64_t handle, double now_s) {
   booking.mark = {now_s, instance.sequence_seconds,
                   instance.prompt_tokens - instance.queued_prefill};
   if (!booking.saturated) {
-    instance.speed->add({now_s - booking.dispatched_s, 1.0, booking.queued_prefill, 0.0, 0.0});
+    instance.fresh.push_back({now_s - booking.dispatched_s, now_s, booking.prefilled_before});
   }
 }
 
@@ -256,30 +261,62 @@ double Pool::harm(int slot, double prefill, double now_s) {
   const auto count = static_cast<double>(instance.bookings.size());
   const double before = tpot_s(instance, count, now_s);
   const double after = tpot_s(instance, count + 1.0, now_s);
-  const double stall = instance.speed->prefill_token_s() * prefill;
+  const double backlog = backlog_s(instance, now_s);
+  const double token_s = instance.speed->prefill_token_s();
+  const double more = backlog + token_s * prefill;
+  double ahead = -token_s * served_tokens(instance, now_s);
   double lost = 0.0;
   for (int index : instance.bookings) {
     const Booking& booking = bookings_[index];
+    if (booking.prefilling) {
+      ahead += token_s * booking.prefill;
+    }
     if (before <= booking.demand.tpot_slo_s && booking.demand.tpot_slo_s < after) {
       lost += 1.0;
-      continue;
+    } else if (booking.demand.deadline_s != kInf) {
+      const double wait = booking.prefilling ? std::max(0.0, ahead) : 0.0;
+      lost += still_within(instance, booking, wait, backlog, before, now_s) -
+              still_within(instance, booking, wait, more, after, now_s);
     }
-    const double left = booking.demand.deadline_s - now_s - ahead_s(instance, booking, now_s);
-    if (left == kInf || left <= 0.0) {
-      continue;
-    }
-    const double tokens = generated(booking, now_s);
-    const double with = booking.lengths->ends_within(tokens, (left - stall) / after);
-    lost += booking.lengths->ends_within(tokens, left / before) - with;
   }
   return lost;
+}
+
+// The chance that a booked request ends in time if its first token is `ahead_s` away, there are
+// `backlog_s` of prefill on its instance and a decode step takes `tpot_s`. While prefills go on,
+// each of its steps carries a chunk of them.
+double Pool::still_within(const Instance& instance, const Booking& booking, double ahead_s,
+                          double backlog_s, double tpot_s, double now_s) const {
+  const double left = booking.demand.deadline_s - now_s - ahead_s;
+  if (left <= 0.0) {
+    return 0.0;
+  }
+  const double behind = std::max(0.0, backlog_s - ahead_s);
+  const double chunk = std::min(behind, instance.chunk * instance.speed->prefill_token_s());
+  const double chunks = chunk > 0.0 ? std::ceil(behind / chunk - 1e-9) : 0.0;
+  double tokens = left / (tpot_s + chunk);
+  if (tokens > chunks) {
+    tokens = (left - behind) / tpot_s;
+  }
+  return booking.lengths->ends_within(generated(booking, now_s), tokens);
 }
 
 double Pool::chance_to_stay(int64_t handle, double now_s) {
   const Booking& booking = get(handle);
   Instance& instance = at(booking.slot);
   settle(instance, now_s);
-  const double wait = ahead_s(instance, booking, now_s);
+  double wait = 0.0;
+  if (booking.prefilling) {
+    const double token_s = instance.speed->prefill_token_s();
+    wait = -token_s * served_tokens(instance, now_s);
+    for (int index : instance.bookings) {
+      wait += bookings_[index].prefilling ? token_s * bookings_[index].prefill : 0.0;
+      if (index == index_of(handle)) {
+        break;
+      }
+    }
+    wait = std::max(0.0, wait);
+  }
   if (!booking.first && booking.demand.streaming && now_s + wait > booking.demand.ttft_deadline_s) {
     return 0.0;
   }
@@ -287,8 +324,10 @@ double Pool::chance_to_stay(int64_t handle, double now_s) {
   if (tpot > booking.demand.tpot_slo_s) {
     return 0.0;
   }
-  const double left = booking.demand.deadline_s - now_s - wait;
-  return left == kInf ? 1.0 : booking.lengths->ends_within(generated(booking, now_s), left / tpot);
+  if (booking.demand.deadline_s == kInf) {
+    return 1.0;
+  }
+  return still_within(instance, booking, wait, backlog_s(instance, now_s), tpot, now_s);
 }
 
 double Pool::next_finish_s(int slot, double now_s) {
@@ -332,6 +371,7 @@ const Instance& Pool::at(int slot) const { return const_cast<Pool*>(this)->at(sl
 
 // First tokens that nobody reports are taken to have come when they were due.
 void Pool::settle(Instance& instance, double now_s) {
+  learn_first_tokens(instance, now_s);
   while (!instance.guesses.empty() && instance.guesses.top().first <= now_s) {
     const auto [due_s, handle] = instance.guesses.top();
     instance.guesses.pop();
@@ -366,16 +406,34 @@ void Pool::trim_front(Instance& instance) {
   }
 }
 
-// Time until what is queued has been prefilled, less what its first has had already.
-double Pool::backlog_s(Instance& instance, double now_s) {
-  trim_front(instance);
-  if (instance.front.empty()) {
+// Prompt tokens of the queue's first that have been computed already, as far as can be told.
+double Pool::served_tokens(const Instance& instance, double now_s) {
+  trim_front(const_cast<Instance&>(instance));
+  const double token_s = instance.speed->prefill_token_s();
+  if (instance.front.empty() || token_s <= 0.0) {
     return 0.0;
   }
-  const double token_s = instance.speed->prefill_token_s();
-  const double first = token_s * get(instance.front.front()).prefill;
-  const double served = std::clamp(now_s - instance.served_since_s, 0.0, first);
-  return std::max(0.0, token_s * instance.queued_prefill - served);
+  const double elapsed = std::max(0.0, now_s - instance.served_since_s);
+  return std::min(elapsed / token_s, get(instance.front.front()).prefill);
+}
+
+// Time until what is queued has been prefilled.
+double Pool::backlog_s(Instance& instance, double now_s) {
+  const double left = instance.queued_prefill - served_tokens(instance, now_s);
+  return std::max(0.0, left * instance.speed->prefill_token_s());
+}
+
+// Prefills that end in the same engine step all take its whole time, so their timings are learned
+// once no more of them can come.
+void Pool::learn_first_tokens(Instance& instance, double now_s) {
+  if (instance.fresh.empty() || now_s <= instance.fresh.back().at_s + kSameStepS) {
+    return;
+  }
+  const double prefilled = instance.prompt_tokens - instance.queued_prefill;
+  for (const FirstToken& one : instance.fresh) {
+    instance.speed->add({one.waited_s, 1.0, prefilled - one.prefilled_before, 0.0, 0.0});
+  }
+  instance.fresh.clear();
 }
 
 // Wait for a free sequence, first come first served: the oldest bookings run, the others queue.
@@ -416,13 +474,13 @@ double Pool::share(const Instance& instance, double now_s) const {
 }
 
 double Pool::rate(const Instance& instance, double now_s) const {
+  if (instance.first_booked_s > now_s) {
+    return 0.0;
+  }
   const double age = std::max(0.0, now_s - instance.prompt_rate_at_s);
-  return instance.prompt_rate * std::exp2(-age / kRateWindowS);
-}
-
-// Time until a booked request that has no token yet gets its first, as predicted.
-double Pool::ahead_s(const Instance&, const Booking& booking, double now_s) const {
-  return booking.prefilling ? std::max(0.0, booking.dispatched_s + booking.ttft_s - now_s) : 0.0;
+  const double seen = std::max(kMinRateS, now_s - instance.first_booked_s);
+  const double window = kRateWindowS / std::log(2.0) * (1.0 - std::exp2(-seen / kRateWindowS));
+  return instance.prompt_rate * std::exp2(-age / kRateWindowS) / window;
 }
 
 void Pool::learn(const Instance& instance, const Booking& booking, double output_len,

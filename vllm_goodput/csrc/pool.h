@@ -46,13 +46,14 @@ struct Booking {
   int slot = -1;  // -1: none
   uint32_t generation = 0;
   double dispatched_s = 0.0;
-  double prefill = 0.0;         // prompt tokens to compute
-  double ttft_s = 0.0;          // predicted
-  double tpot_s = 0.0;          // predicted
-  double queued_prefill = 0.0;  // tokens to compute before its first token, its own included
-  double prompt_mark = 0.0;     // the instance's count of prompt tokens at dispatch
-  double tokens = 0.0;          // output tokens so far
-  double moved_s = -kInf;       // when it last moved here from another instance
+  double prefill = 0.0;           // prompt tokens to compute
+  double ttft_s = 0.0;            // predicted
+  double tpot_s = 0.0;            // predicted
+  double queued_prefill = 0.0;    // tokens to compute before its first token, its own included
+  double prefilled_before = 0.0;  // of its instance when it was dispatched
+  double prompt_mark = 0.0;       // the instance's count of prompt tokens at dispatch
+  double tokens = 0.0;            // output tokens so far
+  double moved_s = -kInf;         // when it last moved here from another instance
   int moves = 0;
   double booked_tokens = 0.0;  // its share of the instance's
   bool saturated = false;      // all sequences were taken when it was dispatched
@@ -62,8 +63,16 @@ struct Booking {
   double tokens_at_mark = 0.0;
 };
 
+// A first token whose timing has still to be learned: others of the same engine step may follow.
+struct FirstToken {
+  double waited_s;
+  double at_s;
+  double prefilled_before;  // prompt tokens computed when it was dispatched
+};
+
 struct Instance {
   int limit = 1;
+  double chunk = 2048.0;  // prompt tokens per engine step at most
   std::shared_ptr<SpeedEstimator> speed = std::make_shared<SpeedEstimator>();
   std::vector<int> bookings;  // indices, in order of dispatch
   std::deque<int64_t> front;  // handles in order of dispatch; the first that prefills is served
@@ -76,8 +85,10 @@ struct Instance {
   double prompt_tokens = 0.0;   // to compute, since the beginning
   double sequence_seconds = 0.0;
   double advanced_s = 0.0;
-  double prompt_rate = 0.0;  // tokens/s, at prompt_rate_at_s
+  double prompt_rate = 0.0;  // decayed sum of prompt tokens, at prompt_rate_at_s
   double prompt_rate_at_s = 0.0;
+  double first_booked_s = kInf;
+  std::vector<FirstToken> fresh;
   double slot_wait_s = 0.0;  // cached
   double slot_wait_at_s = -kInf;
   bool used = false;
@@ -159,7 +170,10 @@ class Pool {
   double tpot_s(const Instance& instance, double sequences, double now_s) const;
   double share(const Instance& instance, double now_s) const;
   double rate(const Instance& instance, double now_s) const;
-  double ahead_s(const Instance& instance, const Booking& booking, double now_s) const;
+  double still_within(const Instance& instance, const Booking& booking, double ahead_s,
+                      double backlog_s, double tpot_s, double now_s) const;
+  double served_tokens(const Instance& instance, double now_s);
+  void learn_first_tokens(Instance& instance, double now_s);
   void learn(const Instance& instance, const Booking& booking, double output_len, double now_s);
 
   std::vector<std::unique_ptr<Instance>> instances_;
