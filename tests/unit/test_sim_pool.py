@@ -390,3 +390,23 @@ def test_specs_are_checked(field, value):
     good = {"name": "i", "profile": H100, "max_num_seqs": 8}
     with pytest.raises(ConfigError, match=f"instance i: {field} must be .* got {value!r}"):
         SimInstance(**good | {field: value})
+
+
+def test_the_router_knows_which_prompts_begin_alike():
+    class Remembering(Scripted):
+        def route(self, info, now_s, lengths=None):
+            hits = self.caches.hits(info.blocks, info.prompt_len)
+            self.hits = [] if hits is None else hits.tolist()
+            return super().route(info, now_s, lengths)
+
+    cases = [
+        ({"session": "s"}, {"session": "s"}, 384.0),
+        ({"session": "s"}, {"session": "t"}, 0.0),
+        ({"prefix_ids": (7,)}, {"prefix_ids": (7,)}, 384.0),
+        ({"prompt": [5] * 400}, {"prompt": [5] * 400}, 384.0),
+        ({}, {}, 0.0),
+    ]
+    for first, second, hits in cases:
+        router = Remembering(["slow", "fast"])
+        simulate([row(0.0, 400, 2, **first), row(5.0, 400, 2, **second)], pool(), router)
+        assert router.hits == [0.0, hits]  # the first was sent to the slow one

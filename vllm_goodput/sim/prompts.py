@@ -14,12 +14,14 @@ import numpy as np
 
 from vllm_goodput._C import text_block_hashes, token_block_hashes
 from vllm_goodput.bench.row import CHARS_PER_TOKEN, PREFIX_BLOCK_LEN, TraceRow
-from vllm_goodput.router.prefix import TOKENS_PER_KEY, Blocks
+from vllm_goodput.router.prefix import MAX_BLOCKS, TOKENS_PER_KEY, Blocks
 
 # Blocks of one prompt and its output are numbered from a multiple of this.
 SPAN = 2**24
 # Apart from those numbers.
 HASHED = 2**80
+# Spreads keys over 64 bits, as hashes are (Fibonacci hashing).
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class PromptKeys:
@@ -39,11 +41,17 @@ class PromptKeys:
         """The first key of what only this row has."""
         return (2 * index + 1) * SPAN
 
-    def blocks(self, index: int) -> Blocks:
-        """The same as the gateway would have it of a made-up prompt."""
-        keys = self.of(index, TOKENS_PER_KEY)
-        hashes = np.fromiter((key % 2**64 for key in keys), np.uint64, len(keys))
-        return Blocks(hashes, float(TOKENS_PER_KEY))
+    def blocks(self, index: int) -> Blocks | None:
+        """The same as the gateway would have it of a made-up prompt; None for one that is given."""
+        row = self._rows[index]
+        if row.prompt is not None or row.messages is not None:
+            return None
+        keys = self.of(index, TOKENS_PER_KEY)[:MAX_BLOCKS]
+        if isinstance(keys, range):
+            plain = np.arange(keys.start, keys.stop, dtype=np.uint64)
+        else:
+            plain = np.array([key % 2**64 for key in keys], dtype=np.uint64)
+        return Blocks(plain * SPREAD, float(TOKENS_PER_KEY))
 
     def of(self, index: int, block_size: int) -> Sequence[int]:
         """Keys of the full blocks of a row's prompt."""
