@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from benchmarks import common
 from benchmarks import pool_live_trace as trace
@@ -220,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = measure(run, console)
         run.conclude()
     except GoodputError as error:
-        console.print(f"[red]error:[/] {error}")
+        console.print(f"[red]error:[/] {escape(str(error))}")
         return error.exit_code
     return status
 
@@ -230,7 +231,7 @@ def measure(run: Run, console: Console) -> int:
     try:
         asyncio.run(run.carry_out())
     except GoodputError as error:
-        console.print(f"[red]error:[/] {error}")
+        console.print(f"[red]error:[/] {escape(str(error))}")
         return error.exit_code
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("\ninterrupted; all processes are stopped; --resume goes on from here")

@@ -50,11 +50,13 @@ class Peer:
         program: name of the program, and of its environment under `.venv-peers`.
         policy: value of its `--policy`.
         flags: more flags, without dashes.
+        venvs: folder of the programs' environments.
     """
 
     program: str
     policy: str
     flags: tuple[tuple[str, str], ...] = ()
+    venvs: Path = VENVS
 
     @property
     def name(self) -> str:
@@ -74,7 +76,7 @@ class Peer:
             **dict(self.flags),
         }
         flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        program = str(VENVS / self.program / "bin" / self.program)
+        program = str(self.venvs / self.program / "bin" / self.program)
         return (program, *SUBCOMMANDS[self.program], *flags, "--worker-urls", *urls)
 
     def problem(self) -> str | None:
