@@ -35,8 +35,8 @@ constexpr double kSpreadMin = 0.02;
 constexpr double kPrefillSpread = 0.15, kPrefillSpreadMax = 0.2;
 constexpr double kDecodeSpread = 0.05, kDecodeSpreadMax = 0.3;
 
-constexpr double kHuber = 2.0;   // too slow by more spreads: influence is bounded
-constexpr double kCauchy = 3.0;  // too fast by more spreads: influence falls to nothing
+constexpr double kHuber = 2.0;   // spreads beyond which influence is bounded
+constexpr double kCauchy = 3.0;  // spreads beyond which influence falls to nothing
 constexpr double kPrefillGain = 0.05, kDecodeGain = 0.1;  // of the level, per sample
 constexpr double kMaxNudge = 0.3;  // log ratio beyond which the level moves no more
 
@@ -142,10 +142,12 @@ double SpeedEstimator::expected(const Vector& work) const {
   return std::max(sum, 1e-6);
 }
 
-// How much a sample counts, 0 to 1.
+// How much a sample counts, 0 to 1. First tokens that are too slow keep a bounded influence: else
+// those of whole prompts could be taken for outliers among many with cached prefixes.
 double SpeedEstimator::weight(const Stream& stream, double log_ratio) const {
-  if (log_ratio > 0.0) return std::min(1.0, kHuber * stream.spread / std::expm1(log_ratio));
-  const double far = log_ratio / (kCauchy * stream.spread);
+  const double over = log_ratio > 0.0 ? std::expm1(log_ratio) : log_ratio;
+  if (over > 0.0 && &stream == &prefill_) return std::min(1.0, kHuber * stream.spread / over);
+  const double far = over / (kCauchy * stream.spread);
   return 1.0 / (1.0 + far * far);
 }
 
@@ -269,7 +271,8 @@ void SpeedEstimator::solve(const Block& block) {
       for (std::size_t j = 0; j <= i; ++j) {
         double sum = information_[free[i]][free[j]];
         for (std::size_t k = 0; k < j; ++k) sum -= lower[i][k] * lower[j][k];
-        lower[i][j] = i == j ? std::sqrt(std::max(sum, kPivot * information_[free[i]][free[i]])) : sum / lower[j][j];
+        lower[i][j] = i == j ? std::sqrt(std::max(sum, kPivot * information_[free[i]][free[i]]))
+                             : sum / lower[j][j];
       }
       double sum = right[free[i]];
       for (std::size_t k = 0; k < i; ++k) sum -= lower[i][k] * y[k];
