@@ -14,7 +14,7 @@ token keys. A chain told again from its beginning, of more than one block and al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ Hash = int | bytes
 
 
 class KvEventSink(Protocol):
-    """Told what an instance's prefix cache holds, in token keys."""
+    """Told what an instance's prefix cache holds, in token keys. Must not raise."""
 
     def stored(self, instance: str, hashes: NDArray[np.uint64], parent: int | None) -> None:
         """These blocks are held, behind the block `parent` (None: from a prompt's beginning)."""
@@ -101,6 +101,8 @@ class KvBlocks:
         self._sink = sink
         self._counters = counters
         self._blocks: dict[Hash, _Block] = {}
+        # Blocks that have a key which is not their last: larger blocks that differ may begin alike.
+        self._inner: dict[int, int] = {}
         self._group: int | None = None
 
     def __len__(self) -> int:
@@ -122,19 +124,23 @@ class KvBlocks:
                 elif kind == "AllBlocksCleared":
                     self._counters.cleared += 1
                     self.clear()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MalformedEventError(f"{type(error).__name__}: {error}") from error
 
     def clear(self) -> None:
         """The engine holds nothing, or is another one."""
-        self._blocks.clear()
+        self._empty()
         self._sink.cleared(self._instance)
 
     def lose(self) -> None:
         """Events were missed."""
         if self._blocks:
-            self._blocks.clear()
+            self._empty()
             self._sink.lost(self._instance)
+
+    def _empty(self) -> None:
+        self._blocks.clear()
+        self._inner.clear()
 
     def _stored(self, event: Mapping[str, Any]) -> None:
         if event.get("kv_cache_spec_kind") in FULL_ATTENTION and self._group is None:
@@ -173,7 +179,10 @@ class KvBlocks:
             return
         for i, (name, block) in enumerate(zip(hashes, known, strict=True)):
             if block is None:
-                blocks[name] = _Block(keys[i * each : (i + 1) * each])
+                mine = keys[i * each : (i + 1) * each]
+                blocks[name] = _Block(mine)
+                for key in mine[:-1]:
+                    self._inner[key] = self._inner.get(key, 0) + 1
             else:
                 block.copies += 1
 
@@ -189,9 +198,19 @@ class KvBlocks:
             block.copies -= 1
             if block.copies == 0:
                 del self._blocks[name]
-                gone += block.keys
+                gone += self._release(block)
         if gone:
             self._sink.removed(self._instance, np.array(gone, dtype=np.uint64))
+
+    def _release(self, block: _Block) -> Iterator[int]:
+        """The keys that no other block has."""
+        *inner, last = block.keys
+        for key in inner:
+            self._inner[key] -= 1
+            if self._inner[key] == 0:
+                del self._inner[key]
+                yield key
+        yield last
 
     def _concerns(self, event: Mapping[str, Any]) -> bool:
         return (

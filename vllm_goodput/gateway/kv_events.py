@@ -5,7 +5,8 @@
 A message is (topic, 8-byte sequence number, msgpack of [time, events, data-parallel rank]). Numbers count from 0 in
 each engine. What was missed (a late start, a full queue, a lost connection) is asked for at the replay endpoint, where
 one is configured; what cannot be had makes the instance's keys unknown, and they are learned anew from what it stores
-from then on. After a reconnection everything is asked for again, since it may be another engine.
+from then on. After a reconnection everything is asked for again, since it may be another engine. A silent instance is
+asked now and then, lest the last message before the silence was one of those missed.
 
 Limits: one endpoint an instance, so of a data-parallel one only the rank that publishes there. At most QUEUE messages
 wait in memory; more are missed. Events are believed: keep their port inside the pool's network.
@@ -36,6 +37,8 @@ MAX_MESSAGE_BYTES = 2**26
 # Of a replay: for the next message, and for all of it, seconds.
 REPLAY_SILENCE_S = 3.0
 REPLAY_S = 30.0
+# How long after a connection is made an instance is asked again for what the subscription came too late for, seconds.
+SETTLED_S = 1.0
 HEARTBEAT_MS = 5000
 RETRY_S = 1.0
 # Messages handled before others get their turn of the event loop.
@@ -66,6 +69,7 @@ class KvEventWatch:
         sink: told what the instance holds, in the event loop.
         model: the base model's name as prompts' keys have it; adapters go by their own.
         context: shared by all watches (`zmq_context()`).
+        silent_s: after so long a silence the instance is asked whether it has told everything.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class KvEventWatch:
         sink: KvEventSink,
         model: str | None,
         context: zmq.asyncio.Context,
+        silent_s: float = 30.0,
     ) -> None:
         if config.kv_events is None:
             raise ValueError(f"instance {config.name} has no kv_events")
@@ -81,6 +86,7 @@ class KvEventWatch:
         self._endpoint = config.kv_events
         self._replay_endpoint = config.kv_events_replay
         self._context = context
+        self._silent_s = silent_s
         self._task: asyncio.Task[None] | None = None
         self.counters = KvEventCounters()
         self._blocks = KvBlocks(config.name, model, sink, self.counters)
@@ -127,13 +133,18 @@ class KvEventWatch:
                 poller = zmq.asyncio.Poller()
                 poller.register(events, zmq.POLLIN)
                 poller.register(monitor, zmq.POLLIN)
+                wait_s = self._silent_s
                 while True:
-                    ready = dict(await poller.poll())
+                    ready = dict(await poller.poll(int(1e3 * wait_s)))
+                    wait_s = self._silent_s
                     if monitor in ready:
                         await monitor.recv_multipart()
                         await self._connected()
+                        wait_s = min(SETTLED_S, self._silent_s)
                     elif events in ready:
                         await self._receive(events)
+                    else:
+                        await self._replay()
             finally:
                 events.disable_monitor()
                 monitor.close(linger=0)
