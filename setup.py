@@ -15,6 +15,7 @@ SOURCES = (
     "bindings_prefix",
     "bindings_router_speed",
     "block_hash",
+    "choice",
     "forest",
     "lengths",
     "pool",
@@ -27,7 +28,7 @@ SOURCES = (
     "speed_estimator",
     "text_features",
 )
-HEADERS = ("large_vector",)
+HEADERS = ("large_array",)
 
 
 def packages() -> list[str]:

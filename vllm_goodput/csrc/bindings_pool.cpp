@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 
+#include "choice.h"
 #include "lengths.h"
 #include "pool.h"
 
@@ -102,6 +103,24 @@ void bind_booking(py::module_& m) {
       .def_readonly("first", &Booking::first);
 }
 
+void bind_choice(py::module_& m) {
+  using goodput::GoodputChoice;
+  py::class_<GoodputChoice>(m, "GoodputChoice", "See csrc/choice.h.")
+      .def(py::init([](double stretch, double min_price, double occupancy_price,
+                       double size_exponent, double tolerance, double urgency_weight,
+                       int max_unmeasured) {
+             return GoodputChoice({stretch, min_price, occupancy_price, size_exponent, tolerance,
+                                   urgency_weight, max_unmeasured});
+           }),
+           py::kw_only(), py::arg("stretch"), py::arg("min_price"), py::arg("occupancy_price"),
+           py::arg("size_exponent"), py::arg("tolerance"), py::arg("urgency_weight"),
+           py::arg("max_unmeasured"))
+      .def("choose", &GoodputChoice::choose, py::arg("pool"), py::arg("demand"), py::arg("lengths"),
+           py::arg("now_s"), py::arg("learn"))
+      .def_property_readonly("gains", [](const GoodputChoice& c) { return copy_of(c.gains()); })
+      .def("__deepcopy__", [](const GoodputChoice& c, const py::object&) { return c; });
+}
+
 }  // namespace
 
 void bind_pool(py::module_& m) {
@@ -150,7 +169,8 @@ void bind_pool(py::module_& m) {
                              py::return_value_policy::reference_internal)
       .def("harm", &Pool::harm, py::arg("slot"), py::arg("prefill"), py::arg("now_s"))
       .def("chance_to_stay", &Pool::chance_to_stay, py::arg("handle"), py::arg("now_s"))
-      .def("next_finish_s", &Pool::next_finish_s, py::arg("slot"), py::arg("now_s"))
+      .def("soonest_finish_s", &Pool::soonest_finish_s, py::arg("now_s"))
       .def("queued_prefill", &Pool::queued_prefill, py::arg("slot"), py::arg("now_s"))
       .def("prefill_share", &Pool::prefill_share, py::arg("slot"), py::arg("now_s"));
+  bind_choice(m);
 }

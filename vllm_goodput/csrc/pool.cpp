@@ -343,6 +343,14 @@ double Pool::next_finish_s(int slot, double now_s) {
   return soonest;
 }
 
+double Pool::soonest_finish_s(double now_s) {
+  double soonest = kInf;
+  for (int slot : candidates_.slot) {
+    soonest = std::min(soonest, next_finish_s(slot, now_s));
+  }
+  return soonest;
+}
+
 double Pool::queued_prefill(int slot, double now_s) {
   settle(at(slot), now_s);
   return at(slot).queued_prefill;

@@ -151,6 +151,8 @@ class Pool {
   double chance_to_stay(int64_t handle, double now_s);
   // When the next booked request is expected to finish; inf when none is booked.
   double next_finish_s(int slot, double now_s);
+  // The same over the candidates.
+  double soonest_finish_s(double now_s);
   double queued_prefill(int slot, double now_s);
   double booked_tokens(int slot) const;  // prompt and predicted output of all bookings
   // Fraction of the instance's time that prefills to come take at the recent rate.

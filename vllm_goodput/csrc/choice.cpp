@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
+#include "choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace goodput {
+
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+// Weight of the past in the mean size, per request.
+constexpr double kDecay = 0.98;
+constexpr double kMinSizeS = 1e-9;
+
+}  // namespace
+
+// The share of the instance's time that the request takes, relative to the mean of all requests.
+double GoodputChoice::relative_size(const Candidates& c, std::size_t k, bool learn) {
+  const auto slot = static_cast<std::size_t>(c.slot[k]);
+  if (slot >= mean_size_s_.size()) {
+    mean_size_s_.resize(slot + 1, kNaN);
+  }
+  const double size = c.prefill_s[k] + c.decode_s[k] / std::max(1.0, c.limit[k] / 2.0);
+  const double before = std::isnan(mean_size_s_[slot]) ? size : mean_size_s_[slot];
+  const double mean = kDecay * before + (1.0 - kDecay) * size;
+  if (learn) {
+    mean_size_s_[slot] = mean;
+  }
+  return size / std::max(kMinSizeS, mean);
+}
+
+int GoodputChoice::choose(Pool& pool, const Demand& demand, const Lengths& lengths, double now_s,
+                          bool learn) {
+  pool.chances(demand, lengths, settings_.stretch, now_s);
+  const Candidates& c = pool.candidates();
+  const std::size_t count = c.size();
+  const double left = demand.deadline_s - now_s;
+  worth_.resize(count);
+  score_.resize(count);
+  gains_.assign(count, kNaN);
+  order_.resize(count);
+  std::iota(order_.begin(), order_.end(), 0);
+  for (std::size_t k = 0; k < count; ++k) {
+    const double occupancy = static_cast<double>(c.in_flight[k]) / c.limit[k];
+    const double total = c.queue_s[k] + c.prefill_s[k] + c.decode_s[k];
+    score_[k] = occupancy + (left < kInf ? settings_.urgency_weight * total / left : 0.0);
+    const double price =
+        settings_.min_price + settings_.occupancy_price * std::min(1.0, occupancy) *
+                                  std::pow(relative_size(c, k, learn), settings_.size_exponent);
+    if (c.known[k]) {
+      worth_[k] = c.chance[k] - price;
+    } else {
+      worth_[k] = c.in_flight[k] < settings_.max_unmeasured ? 1.0 : -1.0;
+    }
+  }
+  // Harm is dear to find and never negative, so candidates are taken by what they are worth without
+  // it until no other can come close to the best.
+  const auto less = [&](int a, int b) {
+    return worth_[a] != worth_[b] ? worth_[a] < worth_[b] : a > b;
+  };
+  std::make_heap(order_.begin(), order_.end(), less);
+  double best = 0.0;
+  int chosen = -1;
+  for (auto end = order_.end(); end != order_.begin(); --end) {
+    const int k = order_.front();
+    if (worth_[k] <= 0.0 || (chosen >= 0 && worth_[k] < best - settings_.tolerance)) {
+      break;
+    }
+    std::pop_heap(order_.begin(), end, less);
+    gains_[k] = worth_[k] - pool.harm(c.slot[k], demand.prompt_len - c.hit_tokens[k], now_s);
+    if (gains_[k] > best) {
+      best = gains_[k];
+      chosen = k;
+    }
+  }
+  if (chosen < 0) {
+    return -1;
+  }
+  for (std::size_t k = 0; k < count; ++k) {
+    if (gains_[k] > 0.0 && gains_[k] >= best - settings_.tolerance && score_[k] < score_[chosen]) {
+      chosen = static_cast<int>(k);
+    }
+  }
+  return chosen;
+}
+
+}  // namespace goodput
