@@ -35,8 +35,9 @@ constexpr double kSpreadMin = 0.02;
 constexpr double kPrefillSpread = 0.15, kPrefillSpreadMax = 0.2;
 constexpr double kDecodeSpread = 0.05, kDecodeSpreadMax = 0.3;
 
-constexpr double kHuber = 2.0;   // spreads beyond which influence is bounded
-constexpr double kCauchy = 3.0;  // spreads beyond which influence falls to nothing
+// Spreads beyond which a sample counts little (Cauchy's weights). More for first tokens that are
+// too slow: among many with cached prefixes those of whole prompts look like that.
+constexpr double kWidth = 3.0, kSlowPrefillWidth = 10.0;
 constexpr double kPrefillGain = 0.05, kDecodeGain = 0.1;  // of the level, per sample
 constexpr double kMaxNudge = 0.3;  // log ratio beyond which the level moves no more
 
@@ -142,12 +143,11 @@ double SpeedEstimator::expected(const Vector& work) const {
   return std::max(sum, 1e-6);
 }
 
-// How much a sample counts, 0 to 1. First tokens that are too slow keep a bounded influence: else
-// those of whole prompts could be taken for outliers among many with cached prefixes.
+// How much a sample counts, 0 to 1.
 double SpeedEstimator::weight(const Stream& stream, double log_ratio) const {
-  const double over = log_ratio > 0.0 ? std::expm1(log_ratio) : log_ratio;
-  if (over > 0.0 && &stream == &prefill_) return std::min(1.0, kHuber * stream.spread / over);
-  const double far = over / (kCauchy * stream.spread);
+  const bool slow = log_ratio > 0.0;
+  const double width = slow && &stream == &prefill_ ? kSlowPrefillWidth : kWidth;
+  const double far = (slow ? std::expm1(log_ratio) : log_ratio) / (width * stream.spread);
   return 1.0 / (1.0 + far * far);
 }
 
