@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vllm_goodput.router.router import Router
 
 # Chance asked of any request on an idle instance, and what full occupancy adds for a request of mean size.
-MIN_PRICE, OCCUPANCY_PRICE = 0.05, 0.9
+MIN_PRICE, OCCUPANCY_PRICE = 0.05, 0.5
 SIZE_EXPONENT = 0.9
 # Gains this close to the best count as equal; then occupancy decides, and a little T / deadline.
 TOLERANCE, URGENCY_WEIGHT = 0.03, 0.1
@@ -63,8 +63,10 @@ class Goodput(Policy):
         """See Policy."""
         if not query.info.slo or _waited_enough(query):
             return self._best_effort(query)
+        # Held requests ask again; what is large must not count as common for that.
+        first = query.now_s - query.info.arrival_s < MIN_HOLD_S
         chosen = self._choice.choose(
-            query.pool, query.demand, query.lengths, query.now_s, learn=True
+            query.pool, query.demand, query.lengths, query.now_s, learn=first
         )
         if chosen >= 0:
             return query.dispatch(chosen)
