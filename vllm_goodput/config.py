@@ -159,6 +159,9 @@ class InstanceConfig(Model):
     url: Url
     # Concurrency limit of the engine (vLLM's --max-num-seqs); read from the instance when it runs the plugin.
     max_num_seqs: PositiveInt | None = None
+    # Its KV cache, tokens, and tokens per block of it (vLLM's --block-size); read from the instance where it tells.
+    kv_tokens: PositiveInt | None = None
+    block_size: PositiveInt | None = None
     api_key: Annotated[str, AfterValidator(_printable)] | None = Field(default=None, repr=False)
     # Where it publishes KV events (vLLM's --kv-events-config), and where it repeats them: what it holds in its prefix
     # cache is then known and not guessed.
@@ -218,6 +221,12 @@ class PredictorConfig(Model):
         return self
 
 
+class PrefixConfig(Model):
+    """Prompt tokens that an instance's prefix cache holds count as prefilled; `enabled: false` looks at no prompt."""
+
+    enabled: bool = True
+
+
 class MigrationConfig(Model):
     """When a running request moves to another instance, with what it has generated."""
 
@@ -249,8 +258,16 @@ class RouterConfig(Model):
     # Requests held for capacity at once; more are rejected as saturated.
     max_held: Annotated[int, Field(strict=True, ge=0)] = 1000
     predictor: PredictorConfig = PredictorConfig()
+    prefix: PrefixConfig = PrefixConfig()
     migration: MigrationConfig = MigrationConfig()
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
+
+
+def _parse_log_decisions(value: Any) -> Any:
+    return "off" if value is False else value  # what YAML makes of off
+
+
+LogDecisions = Annotated[Literal["off", "rejections", "all"], BeforeValidator(_parse_log_decisions)]
 
 
 class GatewayConfig(Model):
@@ -266,6 +283,8 @@ class GatewayConfig(Model):
     # Requests open at once; more are answered 429.
     max_open_requests: PositiveInt = 10_000
     connect_timeout_s: Positive = 5.0
+    # Which decisions are logged, one line of JSON each.
+    log_decisions: LogDecisions = "off"
 
 
 class PoolConfig(GatewayConfig):

@@ -56,6 +56,14 @@ def test_an_empty_file_means_the_defaults(tmp_path):
         (PoolConfig, POOL + "port: 70000", ["port"]),
         (PoolConfig, POOL + "router: {policy: best}", ["router.policy", "best"]),
         (PoolConfig, POOL + "router: {margin: 7}", ["router.margin"]),
+        (PoolConfig, POOL + "router: {prefix: {size: 1}}", ["router.prefix.size", "unknown key"]),
+        (PoolConfig, POOL + "log_decisions: some", ["log_decisions", "some"]),
+        (PoolConfig, POOL + "log_decisions: on", ["log_decisions", "True"]),
+        (
+            PoolConfig,
+            "instances: [{name: a, url: 'http://x', kv_tokens: 0}]",
+            ["instances.0.kv_tokens", "greater than 0"],
+        ),
         (
             PoolConfig,
             "instances: [{name: a, url: 'http://x'}, {name: a, url: 'http://y'}]",
@@ -94,3 +102,12 @@ def test_a_missing_file_and_a_binary_one(tmp_path):
 def test_an_api_key_does_not_show_in_a_printed_configuration(tmp_path):
     text = "instances: [{name: a, url: 'http://x', api_key: hunter2}]"
     assert "hunter2" not in repr(load(tmp_path, PoolConfig, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("", "off"), ("off", "off"), ("'off'", "off"), ("rejections", "rejections"), ("all", "all")],
+)
+def test_decisions_are_logged_as_asked_whatever_yaml_makes_of_off(tmp_path, text, meant):
+    line = f"log_decisions: {text}\n" if text else ""
+    assert load(tmp_path, PoolConfig, POOL + line).log_decisions == meant
