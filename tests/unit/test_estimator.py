@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.estimator_data import Answer
+from benchmarks import estimator as benchmark
+from benchmarks.estimator_data import Answer, read_cara
 from benchmarks.estimator_replay import RouterForecaster, errors
 from vllm_goodput.router.estimator import Sample, SpeedEstimator
 
@@ -117,6 +118,20 @@ def test_a_change_of_decoding_alone_leaves_prefill_as_it_was(device):
     feed(estimator, device, rng, 100)
     feed(estimator, (o, p, 4 * d0, 4 * d1), rng, 20)
     assert_close(estimator, (o, p, 4 * d0, 4 * d1), rel=0.15)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_queue_that_nobody_saw_is_got_over_once_it_has_drained(device):
+    o, p, d0, d1 = device
+    rng, estimator = random.Random(14), SpeedEstimator()
+    feed(estimator, device, rng, 100)
+    for _ in range(30):
+        prompt = rng.randint(20, 2000)
+        estimator.add(Sample(rng.uniform(5, 15) + o + p * prompt, 1, prompt, 0, 0))
+        estimator.add(Sample((d0 + 8 * d1) * 100 * rng.gauss(1, 0.03), 0, 0, 100, 800))
+    assert estimator.overhead_s() + 1000 * estimator.prefill_token_s() > 5
+    feed(estimator, device, rng, 20)
+    assert_close(estimator, device, rel=0.15)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -245,3 +260,29 @@ def test_measured_instances_are_predicted_well():
     assert len(found) > 200
     assert np.median(found) <= 0.03
     assert np.quantile(found, 0.9) <= 0.10
+
+
+HEADER = "t_unix_s,model,gpu,prompt_tokens,output_tokens,ttft_s,e2e_s\n"
+
+
+def test_bursts_that_overlap_are_taken_for_different_instances(tmp_path):
+    bursts = [(1000.0, "a"), (1010.0, "a"), (1100.0, "a"), (1000.0, "b")]  # 20 s each
+    rows = [
+        f"{begin + i},{model},gpu,{i + 1},10,0.1,2.0\n"
+        for begin, model in bursts
+        for i in range(20)
+    ]
+    (tmp_path / "cara.csv").write_text(HEADER + "".join(rows))
+    instances = read_cara(tmp_path / "cara.csv")
+    assert {name: len(found) for name, found in instances.items()} == {
+        "a on gpu #1": 40,
+        "a on gpu #2": 20,
+        "b on gpu #1": 20,
+    }
+    assert instances["a on gpu #1"][0] == Answer(0.0, 1, 10, 0.1, 2.0)
+    assert instances["a on gpu #1"][20].arrival_s == pytest.approx(100.0)
+
+
+def test_missing_measurements_are_named(tmp_path, capsys):
+    assert benchmark.main(["--cara", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv" in capsys.readouterr().err

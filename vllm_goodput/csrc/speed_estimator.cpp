@@ -36,8 +36,8 @@ constexpr double kPrefillSpread = 0.15, kPrefillSpreadMax = 0.2;
 constexpr double kDecodeSpread = 0.05, kDecodeSpreadMax = 0.3;
 
 // Spreads beyond which a sample counts little (Cauchy's weights). More for first tokens that are
-// too slow: among many with cached prefixes those of whole prompts look like that.
-constexpr double kWidth = 3.0, kSlowPrefillWidth = 10.0;
+// off in a way that no cached prefix explains: among many with one, whole prompts look like that.
+constexpr double kWidth = 3.0, kWideWidth = 10.0;
 constexpr double kPrefillGain = 0.05, kDecodeGain = 0.1;  // of the level, per sample
 constexpr double kMaxNudge = 0.3;  // log ratio beyond which the level moves no more
 
@@ -55,8 +55,7 @@ constexpr double kMaxAmount = 1e9;
 constexpr double kMaxTimeS = 1e6;
 constexpr double kPivot = 1e-12;  // of a diagonal element; what is less is rounding
 
-// Whether a sample can be computed with; what is beyond kMaxAmount is a mistake of whoever measured
-// it.
+// Whether a sample can be computed with; absurd amounts are a mistake of whoever measured them.
 bool usable(const Sample& s) {
   double work = 0.0;
   for (const double amount : {s.requests, s.prefill_tokens, s.steps, s.step_sequences}) {
@@ -64,6 +63,12 @@ bool usable(const Sample& s) {
     work += amount;
   }
   return work > 0.0 && s.time_s >= kMinTimeS && s.time_s <= kMaxTimeS;
+}
+
+// How much a sample counts, 0 to 1: about 1 up to `width` from what was expected.
+double weight(double log_ratio, double width) {
+  const double far = (log_ratio > 0.0 ? std::expm1(log_ratio) : log_ratio) / width;
+  return 1.0 / (1.0 + far * far);
 }
 
 // The value that has `rank` of the first `count` below it.
@@ -95,20 +100,25 @@ void SpeedEstimator::add(const Sample& sample) {
                  decodes ? 1.0 : 0.0};
   for (std::size_t i = 0; i < kSize; ++i) work[i] *= kPrior[i];
 
+  // A cached prefix saves no more than all of the prefill.
+  const auto cached = [&](double log_ratio) {
+    return !decodes && log_ratio < 0.0 && sample.time_s > theta_[kO] * work[kO];
+  };
   const bool settled = stream.count >= kSettled;
   double log_ratio = std::log(sample.time_s / expected(work));
   double trust = 1.0;
   if (settled) {
-    if (follow_change(stream, block, log_ratio)) {
+    if (follow_change(stream, block, log_ratio, cached(log_ratio))) {
       log_ratio = std::log(sample.time_s / expected(work));
     }
-    trust = weight(stream, log_ratio);
+    const bool wide = !decodes && !cached(log_ratio);
+    trust = weight(log_ratio, (wide ? kWideWidth : kWidth) * stream.spread);
     const double gain = decodes ? kDecodeGain : kPrefillGain;
     rescale(block, std::exp(gain * trust * std::clamp(log_ratio, -kMaxNudge, kMaxNudge)));
     log_ratio = std::log(sample.time_s / expected(work));
   }
-  const bool cached = settled && !decodes && log_ratio < -kOutside * stream.spread;
-  if (stream.count >= kSpreadFrom && !cached) {
+  const bool outlier = settled && cached(log_ratio) && log_ratio < -kOutside * stream.spread;
+  if (stream.count >= kSpreadFrom && !outlier) {
     const bool above = std::abs(log_ratio) > kMedianOfNormal * stream.spread;
     stream.spread = std::clamp(stream.spread * std::exp(above ? kSpreadStep : -kSpreadStep),
                                kSpreadMin, decodes ? kDecodeSpreadMax : kPrefillSpreadMax);
@@ -143,21 +153,15 @@ double SpeedEstimator::expected(const Vector& work) const {
   return std::max(sum, 1e-6);
 }
 
-// How much a sample counts, 0 to 1.
-double SpeedEstimator::weight(const Stream& stream, double log_ratio) const {
-  const bool slow = log_ratio > 0.0;
-  const double width = slow && &stream == &prefill_ ? kSlowPrefillWidth : kWidth;
-  const double far = (slow ? std::expm1(log_ratio) : log_ratio) / (width * stream.spread);
-  return 1.0 / (1.0 + far * far);
-}
-
 // Moves the level where the recent samples say that the speed has changed. Returns whether it did.
-bool SpeedEstimator::follow_change(Stream& stream, const Block& block, double log_ratio) {
+bool SpeedEstimator::follow_change(Stream& stream, const Block& block, double log_ratio,
+                                   bool cached) {
   if (stream.recent_count == kRecent) {
     std::copy(stream.recent.begin() + 1, stream.recent.end(), stream.recent.begin());
     --stream.recent_count;
   }
   stream.recent[stream.recent_count++] = log_ratio;
+  stream.uncached = cached || log_ratio > 0.0 ? 0 : stream.uncached + 1;
   const bool decodes = &stream == &decode_;
   const double shift = decodes ? decode_shift(stream) : prefill_shift();
   if (shift == 0.0) return false;
@@ -177,7 +181,7 @@ double SpeedEstimator::decode_shift(const Stream& stream) const {
   const auto end = stream.recent.begin() + static_cast<std::ptrdiff_t>(stream.recent_count);
   const auto [least, most] = std::minmax_element(end - kStreak, end);
   if (*least <= limit && *most >= -limit) return 0.0;
-  std::array<double, kRecent> last;
+  std::array<double, kRecent> last{};
   std::copy(end - kStreak, end, last.begin());
   return nth(last, kStreak, kStreak / 2);
 }
@@ -186,19 +190,22 @@ double SpeedEstimator::decode_shift(const Stream& stream) const {
 // be cached prefixes.
 double SpeedEstimator::prefill_shift() const {
   const double limit = std::max(kOutside * prefill_.spread, kPrefillOutside);
-  std::array<double, kRecent> slow;
-  std::size_t slow_count = 0, fast_count = 0, streak = 0;
+  std::array<double, kRecent> slow{};
+  std::size_t slow_count = 0, slow_streak = 0, fast_streak = 0;
   for (std::size_t i = 0; i < prefill_.recent_count; ++i) {
     const double ratio = prefill_.recent[i];
-    streak = ratio > limit ? streak + 1 : 0;
+    slow_streak = ratio > limit ? slow_streak + 1 : 0;
+    fast_streak = ratio < -limit ? fast_streak + 1 : 0;
     if (ratio > limit) slow[slow_count++] = ratio;
-    if (ratio < -limit) ++fast_count;
   }
-  if (streak >= kStreak || slow_count >= kMostOf) {
+  if (slow_streak >= kStreak || slow_count >= kMostOf) {
     return nth(slow, slow_count, slow_count / 2);
   }
-  if (fast_count < kRecent) return 0.0;
-  return nth(prefill_.recent, kRecent, kRecent * 5 / 8);
+  const std::size_t need = prefill_.uncached >= kStreak ? kStreak : kRecent;
+  if (fast_streak < need) return 0.0;
+  std::array<double, kRecent> fast{};
+  std::copy_n(prefill_.recent.begin() + (prefill_.recent_count - need), need, fast.begin());
+  return nth(fast, need, need * 5 / 8);
 }
 
 // Whether the latest first tokens look more usual if they too take exp(shift) times as long.

@@ -59,12 +59,12 @@ class SpeedEstimator {
     double spread;                         // of log(time / expected), as a standard deviation
     std::array<double, kRecent> recent{};  // log(time / expected), oldest first
     std::size_t recent_count = 0;
+    std::size_t uncached = 0;  // too fast in a row, by more than a cached prefix explains
     int64_t count = 0;
   };
 
   double expected(const Vector& work) const;
-  double weight(const Stream& stream, double log_ratio) const;
-  bool follow_change(Stream& stream, const Block& block, double log_ratio);
+  bool follow_change(Stream& stream, const Block& block, double log_ratio, bool cached);
   double decode_shift(const Stream& stream) const;
   double prefill_shift() const;
   bool prefill_changed_too(double shift) const;
