@@ -110,22 +110,29 @@ def _measured(
     """What was measured, and how long the traces were, by pool."""
     durations = dict.fromkeys(POOLS, float(args.duration_s))
     if args.load:
-        found = []
+        found: list[Measured] = []
         for path in args.load:
             data = orjson.loads(path.read_bytes())
             own = [Measured.from_dict(cell) for cell in data["cells"]]
             durations |= {m.cell.pool: float(data["duration_s"]) for m in own}
             found += own
         return durations, found
-    found = []
+    return durations, asyncio.run(_measure(args, console))
+
+
+async def _measure(args: argparse.Namespace, console: Console) -> list[Measured]:
+    """Measure the chosen pools; what there is is saved after each cell."""
+    found: list[Measured] = []
     for pool in POOLS:
+        if args.pool not in (None, pool):
+            continue
         cells = [cell for cell in CELLS if cell.pool == pool]
-        if args.pool in (None, pool):
-            found += asyncio.run(measure(cells, args.duration_s, args.seed, console))
-    if args.save:
-        data = {"duration_s": args.duration_s, "cells": [m.as_dict() for m in found]}
-        args.save.write_bytes(orjson.dumps(data))
-    return durations, found
+        async for one in measure(cells, args.duration_s, args.seed, console):
+            found.append(one)
+            if args.save:
+                data = {"duration_s": args.duration_s, "cells": [m.as_dict() for m in found]}
+                args.save.write_bytes(orjson.dumps(data))
+    return found
 
 
 def _fitted(

@@ -21,7 +21,7 @@ WORD_TOKENS = 6.0  # of the gateway's probes with the model's byte-level tokeniz
 MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 2000, 200
 MAX_NUM_SEQS = 16
 CLIENT_TIMEOUT_S = 120.0
-SLO_SCALE = 3.0
+SLO_SCALE = 1.5  # tight, so that goodput depends on latencies
 FIRST_PORT = 18301
 
 
@@ -57,16 +57,16 @@ class PoolSpec:
 
 POOLS: Mapping[str, PoolSpec] = {
     "single": PoolSpec(("l40s",), 2.5),
-    "pool": PoolSpec(("h100", "a100", "l40s", "t4"), 3.0),
+    "pool": PoolSpec(("h100", "a100", "l40s", "t4"), 4.0),
 }
 CELLS = (
-    Cell("single", "round_robin", 0.9, fitted=True),
-    Cell("single", "round_robin", 0.5),
-    Cell("single", "round_robin", 1.3),
-    Cell("pool", "weighted_least_request", 7.0, fitted=True),
-    Cell("pool", "weighted_least_request", 10.0),
-    Cell("pool", "round_robin", 7.0),
-    Cell("pool", "goodput", 10.0),
+    Cell("single", "round_robin", 1.8, fitted=True),
+    Cell("single", "round_robin", 1.0),
+    Cell("single", "round_robin", 2.4),
+    Cell("pool", "weighted_least_request", 4.5, fitted=True),
+    Cell("pool", "weighted_least_request", 6.5),
+    Cell("pool", "least_request", 4.5),
+    Cell("pool", "goodput", 6.5),
 )
 
 

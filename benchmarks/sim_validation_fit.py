@@ -29,7 +29,8 @@ from vllm_goodput.sim import Overheads, SimOptions, simulate
 QUANTILES = (25, 50, 75, 95)
 # Fields of Overheads that are fitted, with where the search begins and how far it steps.
 FITTED = {"request_s": (0.006, 0.004), "token_s": (0.003, 0.002), "prompt_token_s": (2e-6, 2e-6)}
-ROUNDS = 5  # each halves the steps
+LEAST_SHRINK = 1 / 16  # steps are halved where none helps
+MAX_TURNS = 30
 
 
 def predict(cell: Cell, duration_s: float, seed: int, overheads: Overheads) -> list[Record]:
@@ -56,16 +57,20 @@ def fit(measured: Measured, duration_s: float, seed: int) -> Overheads:
         return _distance(measured.records, predict(measured.cell, duration_s, seed, overheads))
 
     best = Overheads(**{name: start for name, (start, _) in FITTED.items()})
-    least = distance(best)
-    for shrink in range(ROUNDS):
+    least, shrink = distance(best), 1.0
+    for _ in range(MAX_TURNS):
+        before = least
         for name, (_, step) in FITTED.items():
-            for sign in (1, -1):
-                moved = max(0.0, getattr(best, name) + sign * step / 2**shrink)
-                candidate = replace(best, **{name: moved})
+            for change in (step * shrink, -step * shrink):
+                candidate = replace(best, **{name: max(0.0, getattr(best, name) + change)})
                 found = distance(candidate)
                 if found < least:
                     best, least = candidate, found
                     break
+        if least == before:
+            shrink /= 2
+            if shrink < LEAST_SHRINK:
+                break
     return best
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Measured:
 
 async def measure(
     cells: Sequence[Cell], duration_s: float, seed: int, console: Console
-) -> list[Measured]:
+) -> AsyncIterator[Measured]:
     """Measure the cells of one pool, one after the other, over the same engines.
 
     Args:
@@ -84,7 +84,6 @@ async def measure(
     """
     os.chdir(ROOT)  # the deployment's paths are relative to it
     tiny_llama(MODEL)
-    found = []
     async with Deployment(
         deployment(cells[0].pool), gateway=False, reporter=make_reporter()
     ) as running:
@@ -106,5 +105,4 @@ async def measure(
                 await engines.until_idle(IDLE_TIMEOUT_S)
                 after = await engines.counters()
             overruns = {n: after[n].since(before[n]).as_dict() for n in after}
-            found.append(Measured(cell, records, overruns))
-    return found
+            yield Measured(cell, records, overruns)
