@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace goodput {
 
@@ -42,8 +41,6 @@ int GoodputChoice::choose(Pool& pool, const Demand& demand, const Lengths& lengt
   worth_.resize(count);
   score_.resize(count);
   gains_.assign(count, kNaN);
-  order_.resize(count);
-  std::iota(order_.begin(), order_.end(), 0);
   for (std::size_t k = 0; k < count; ++k) {
     const double occupancy = static_cast<double>(c.in_flight[k]) / c.limit[k];
     const double total = c.queue_s[k] + c.prefill_s[k] + c.decode_s[k];
@@ -57,35 +54,76 @@ int GoodputChoice::choose(Pool& pool, const Demand& demand, const Lengths& lengt
       worth_[k] = c.in_flight[k] < settings_.max_unmeasured ? 1.0 : -1.0;
     }
   }
-  // Harm is dear to find and never negative, so candidates are taken by what they are worth without
-  // it until no other can come close to the best.
+  return pick(pool, demand, now_s);
+}
+
+// Harm is dear to find and never negative, so what a candidate is worth without it bounds its gain.
+int GoodputChoice::pick(Pool& pool, const Demand& demand, double now_s) {
+  const auto top = std::max_element(worth_.begin(), worth_.end());
+  if (top == worth_.end() || *top <= 0.0) {
+    return -1;
+  }
+  // Mostly one of those that are worth about the most does little harm: the least occupied of these
+  // is taken without a look at the others.
+  const double enough = std::max(*top - settings_.tolerance, 0.0);
+  const auto busier = [&](int a, int b) {
+    return score_[a] != score_[b] ? score_[a] > score_[b] : a > b;
+  };
+  gather(enough);
+  std::make_heap(order_.begin(), order_.end(), busier);
+  for (auto end = order_.end(); end != order_.begin(); --end) {
+    const int k = order_.front();
+    std::pop_heap(order_.begin(), end, busier);
+    if (gain(pool, demand, k, now_s) > enough) {
+      return k;
+    }
+  }
+  return pick_best(pool, demand, now_s);
+}
+
+int GoodputChoice::pick_best(Pool& pool, const Demand& demand, double now_s) {
   const auto less = [&](int a, int b) {
     return worth_[a] != worth_[b] ? worth_[a] < worth_[b] : a > b;
   };
+  gather(0.0);
   std::make_heap(order_.begin(), order_.end(), less);
   double best = 0.0;
   int chosen = -1;
   for (auto end = order_.end(); end != order_.begin(); --end) {
     const int k = order_.front();
-    if (worth_[k] <= 0.0 || (chosen >= 0 && worth_[k] < best - settings_.tolerance)) {
+    if (chosen >= 0 && worth_[k] < best - settings_.tolerance) {
       break;
     }
     std::pop_heap(order_.begin(), end, less);
-    gains_[k] = worth_[k] - pool.harm(c.slot[k], demand.prompt_len - c.hit_tokens[k], now_s);
-    if (gains_[k] > best) {
+    if (gain(pool, demand, k, now_s) > best) {
       best = gains_[k];
       chosen = k;
     }
   }
-  if (chosen < 0) {
-    return -1;
-  }
-  for (std::size_t k = 0; k < count; ++k) {
+  for (std::size_t k = 0; chosen >= 0 && k < gains_.size(); ++k) {
     if (gains_[k] > 0.0 && gains_[k] >= best - settings_.tolerance && score_[k] < score_[chosen]) {
       chosen = static_cast<int>(k);
     }
   }
   return chosen;
+}
+
+void GoodputChoice::gather(double above) {
+  order_.clear();
+  for (std::size_t k = 0; k < worth_.size(); ++k) {
+    if (worth_[k] > above) {
+      order_.push_back(static_cast<int>(k));
+    }
+  }
+}
+
+double GoodputChoice::gain(Pool& pool, const Demand& demand, int k, double now_s) {
+  if (std::isnan(gains_[k])) {
+    const Candidates& c = pool.candidates();
+    const double prefill = demand.prompt_len - c.hit_tokens[k];
+    gains_[k] = worth_[k] - pool.harm(c.slot[k], prefill, now_s);
+  }
+  return gains_[k];
 }
 
 }  // namespace goodput

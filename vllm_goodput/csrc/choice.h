@@ -43,6 +43,10 @@ class GoodputChoice {
 
  private:
   double relative_size(const Candidates& c, std::size_t k, bool learn);
+  int pick(Pool& pool, const Demand& demand, double now_s);
+  int pick_best(Pool& pool, const Demand& demand, double now_s);
+  void gather(double above);
+  double gain(Pool& pool, const Demand& demand, int k, double now_s);
 
   ChoiceSettings settings_;
   std::vector<double> mean_size_s_;  // by slot; NaN: none yet

@@ -17,6 +17,10 @@ constexpr double kMaxPrefillShare = 0.6;
 constexpr double kRateWindowS = 10.0;
 // The rate of an instance that has just begun to get requests counts as that of so long at least.
 constexpr double kMinRateS = 2.0;
+// After so long it makes no difference when an instance began.
+constexpr double kSettledS = 20.0 * kRateWindowS;
+// The unit of decayed sums begins again before it grows too large.
+constexpr double kRebaseS = 64.0 * kRateWindowS;
 // First tokens that come within this time are of one engine step.
 constexpr double kSameStepS = 0.003;
 // An expected wait for a free sequence is used for so long unless a booking changes it.
@@ -113,9 +117,8 @@ int64_t Pool::book(int slot, const Demand& demand, double hit_tokens, double ttf
   booking.prefilled_before = instance.prompt_tokens - instance.queued_prefill + served;
   instance.prompt_tokens += booking.prefill;
   booking.prompt_mark = instance.prompt_tokens;
-  const double age = std::max(0.0, now_s - instance.prompt_rate_at_s);
-  instance.prompt_rate = instance.prompt_rate * std::exp2(-age / kRateWindowS) + booking.prefill;
-  instance.prompt_rate_at_s = now_s;
+  set_clock(now_s);
+  instance.prompt_rate += booking.prefill * unit_;
   instance.first_booked_s = std::min(instance.first_booked_s, now_s);
   instance.queued_prefill += booking.prefill;
   booking.booked_tokens = booking.prefill + booking.lengths->remaining(booking.tokens, kMedian);
@@ -358,7 +361,10 @@ double Pool::queued_prefill(int slot, double now_s) {
 
 double Pool::booked_tokens(int slot) const { return at(slot).booked_tokens; }
 
-double Pool::prefill_share(int slot, double now_s) const { return share(at(slot), now_s); }
+double Pool::prefill_share(int slot, double now_s) {
+  set_clock(now_s);
+  return share(at(slot), now_s);
+}
 
 double Pool::generated(const Booking& booking, double now_s) const {
   if (booking.demand.streaming || booking.tokens > booking.demand.generated) {
@@ -379,6 +385,7 @@ const Instance& Pool::at(int slot) const { return const_cast<Pool*>(this)->at(sl
 
 // First tokens that nobody reports are taken to have come when they were due.
 void Pool::settle(Instance& instance, double now_s) {
+  set_clock(now_s);
   learn_first_tokens(instance, now_s);
   while (!instance.guesses.empty() && instance.guesses.top().first <= now_s) {
     const auto [due_s, handle] = instance.guesses.top();
@@ -481,14 +488,35 @@ double Pool::share(const Instance& instance, double now_s) const {
   return std::min(kMaxPrefillShare, instance.speed->prefill_token_s() * rate(instance, now_s));
 }
 
+// Prompt tokens per second of late; of an instance that has just begun to get requests, since then.
 double Pool::rate(const Instance& instance, double now_s) const {
-  if (instance.first_booked_s > now_s) {
+  const double seen = now_s - instance.first_booked_s;
+  if (!(seen >= 0.0)) {
     return 0.0;
   }
-  const double age = std::max(0.0, now_s - instance.prompt_rate_at_s);
-  const double seen = std::max(kMinRateS, now_s - instance.first_booked_s);
-  const double window = kRateWindowS / std::log(2.0) * (1.0 - std::exp2(-seen / kRateWindowS));
-  return instance.prompt_rate * std::exp2(-age / kRateWindowS) / window;
+  constexpr double kWindow = kRateWindowS / 0.6931471805599453;
+  const double window =
+      seen > kSettledS ? kWindow
+                       : kWindow * (1.0 - std::exp2(-std::max(kMinRateS, seen) / kRateWindowS));
+  return instance.prompt_rate / (unit_ * window);
+}
+
+// Brings the unit of decayed sums up to now.
+void Pool::set_clock(double now_s) {
+  if (now_s == unit_at_s_) {
+    return;
+  }
+  unit_at_s_ = now_s;
+  if (now_s - unit_since_s_ > kRebaseS) {
+    const double shrink = std::exp2(-(now_s - unit_since_s_) / kRateWindowS);
+    for (auto& instance : instances_) {
+      if (instance) {
+        instance->prompt_rate *= shrink;
+      }
+    }
+    unit_since_s_ = now_s;
+  }
+  unit_ = std::exp2((now_s - unit_since_s_) / kRateWindowS);
 }
 
 void Pool::learn(const Instance& instance, const Booking& booking, double output_len,

@@ -85,8 +85,7 @@ struct Instance {
   double prompt_tokens = 0.0;   // to compute, since the beginning
   double sequence_seconds = 0.0;
   double advanced_s = 0.0;
-  double prompt_rate = 0.0;  // decayed sum of prompt tokens, at prompt_rate_at_s
-  double prompt_rate_at_s = 0.0;
+  double prompt_rate = 0.0;  // decayed sum of prompt tokens, in the pool's growing unit
   double first_booked_s = kInf;
   std::vector<FirstToken> fresh;
   double slot_wait_s = 0.0;  // cached
@@ -156,7 +155,7 @@ class Pool {
   double queued_prefill(int slot, double now_s);
   double booked_tokens(int slot) const;  // prompt and predicted output of all bookings
   // Fraction of the instance's time that prefills to come take at the recent rate.
-  double prefill_share(int slot, double now_s) const;
+  double prefill_share(int slot, double now_s);
   double generated(const Booking& booking, double now_s) const;
 
  private:
@@ -172,6 +171,7 @@ class Pool {
   double tpot_s(const Instance& instance, double sequences, double now_s) const;
   double share(const Instance& instance, double now_s) const;
   double rate(const Instance& instance, double now_s) const;
+  void set_clock(double now_s);
   double still_within(const Instance& instance, const Booking& booking, double ahead_s,
                       double backlog_s, double tpot_s, double now_s) const;
   double served_tokens(const Instance& instance, double now_s);
@@ -183,6 +183,10 @@ class Pool {
   std::vector<int> free_;
   Candidates candidates_;
   std::vector<double> heap_;
+  // Decayed sums are kept in a unit that grows with time, so that ageing touches none of them.
+  double unit_since_s_ = 0.0;
+  double unit_at_s_ = 0.0;
+  double unit_ = 1.0;
 };
 
 }  // namespace goodput
