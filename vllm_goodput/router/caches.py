@@ -58,10 +58,11 @@ class PrefixCaches:
         self._text.remove_instance(slot)
         self._published.discard(slot)
 
-    def clear(self, slot: int) -> None:
-        """The instance has dropped everything."""
+    def clear(self, slot: int, text: bool = True) -> None:
+        """The instance has dropped everything; not `text`: only its token keys are in doubt."""
         self._tokens.clear_instance(slot)
-        self._text.clear_instance(slot)
+        if text:
+            self._text.clear_instance(slot)
 
     def hits(self, blocks: Blocks | None, prompt_len: int) -> npt.NDArray[np.float64] | None:
         """Prompt tokens that each slot's cache holds; None where the prompt is not known."""

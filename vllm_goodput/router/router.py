@@ -189,6 +189,23 @@ class Router:
         if self.pool.open(done.handle):
             self.pool.release(done.handle, 0, now_s)
 
+    def on_kv_stored(
+        self, name: str, hashes: npt.NDArray[np.uint64], parent: int | None = None
+    ) -> None:
+        """An instance's prefix cache holds these token blocks, behind the block `parent` (None: at the beginning)."""
+        if (state := self.instances.get(name)) is not None:
+            self.caches.stored(state.slot, parent, hashes)
+
+    def on_kv_removed(self, name: str, hashes: npt.NDArray[np.uint64]) -> None:
+        """An instance's prefix cache has dropped these token blocks."""
+        if (state := self.instances.get(name)) is not None:
+            self.caches.removed(state.slot, hashes)
+
+    def on_kv_cleared(self, name: str, text: bool = True) -> None:
+        """Nothing is known to be in an instance's prefix cache; not `text`: what text keys tell of it still holds."""
+        if (state := self.instances.get(name)) is not None:
+            self.caches.clear(state.slot, text)
+
     def rectify(self, now_s: float) -> list[Migration]:
         """Which open requests should move, and where to; changes nothing until `on_migrated`."""
         return self.policy.rectify(self, now_s)
