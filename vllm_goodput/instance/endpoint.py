@@ -78,6 +78,24 @@ async def _info(engine: Any) -> dict[str, Any]:
         "data_parallel_size": vllm_config.parallel_config.data_parallel_size,
         "block_size": vllm_config.cache_config.block_size,
         "num_gpu_blocks": vllm_config.cache_config.num_gpu_blocks,
+        "kv_tokens": _kv_tokens(vllm_config),
     }
     stats: dict[str, Any] = await engine.engine_core.call_utility_async("goodput_stats")
     return answer | stats
+
+
+def _kv_tokens(vllm_config: Any) -> int | None:
+    """Size of the KV cache in tokens, over all data-parallel ranks that this server serves; None if not known.
+
+    vLLM's own figure counts what a hybrid model's groups of layers share; the product is right for others.
+    """
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    of_rank = getattr(cache, "kv_cache_size_tokens", None)
+    if of_rank:
+        local = getattr(parallel, "local_engines_only", False)
+        return int(
+            of_rank * (parallel.data_parallel_size_local if local else parallel.data_parallel_size)
+        )
+    if not cache.num_gpu_blocks or not cache.block_size:
+        return None
+    return int(cache.num_gpu_blocks * cache.block_size)
