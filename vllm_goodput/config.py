@@ -33,6 +33,8 @@ Positive = Annotated[Number, Field(gt=0)]
 Milliseconds = Annotated[Number, Field(gt=0, le=MAX_SLO_MS)]
 PositiveInt = Annotated[int, Field(strict=True, gt=0)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+KvTokens = Annotated[PositiveInt, Field(le=2**40)]
+BlockSize = Annotated[PositiveInt, Field(le=2**20)]
 
 PolicyName = Literal[
     "goodput",
@@ -160,8 +162,8 @@ class InstanceConfig(Model):
     # Concurrency limit of the engine (vLLM's --max-num-seqs); read from the instance when it runs the plugin.
     max_num_seqs: PositiveInt | None = None
     # Its KV cache, tokens, and tokens per block of it (vLLM's --block-size); read from the instance where it tells.
-    kv_tokens: PositiveInt | None = None
-    block_size: PositiveInt | None = None
+    kv_tokens: KvTokens | None = None
+    block_size: BlockSize | None = None
     api_key: Annotated[str, AfterValidator(_printable)] | None = Field(default=None, repr=False)
     # Where it publishes KV events (vLLM's --kv-events-config), and where it repeats them: what it holds in its prefix
     # cache is then known and not guessed.

@@ -20,6 +20,12 @@ class FakeVLLM:
         token_s: seconds per output token.
         model: name served.
         max_model_len: its context, if told.
+        aliases, adapters: further names of the model, and of LoRA adapters.
+        prompt_tokens: of any prompt, as usage tells.
+        cached_tokens: those of them in the prefix cache; None: usage does not tell.
+        cache_info: labels of the metric vllm:cache_config_info, for each data-parallel rank; None: no /metrics.
+        info: answer of the plugin's /goodput/v1/info; None: a stock vLLM.
+        settings: its configuration in the pool, besides name and URL.
         fault: None, or one of: refuse (503), crash (drops the connection at once), cut (drops it after two tokens),
             error (an error event in the stream), stall (falls silent after two tokens), 500, silent (never answers).
     """
@@ -27,6 +33,13 @@ class FakeVLLM:
     token_s: float = 0.002
     model: str = "tiny"
     max_model_len: int | None = None
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    prompt_tokens: int = 7
+    cached_tokens: int | None = None
+    cache_info: list[dict[str, Any]] | None = None
+    info: dict[str, Any] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
     fault: str | None = None
     url: str = ""
     seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
@@ -40,6 +53,8 @@ class FakeVLLM:
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/goodput/v1/info", self._info)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -54,8 +69,24 @@ class FakeVLLM:
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, _: web.Request) -> web.Response:
-        card = {"id": self.model, "max_model_len": self.max_model_len}
-        return web.json_response({"object": "list", "data": [card]})
+        base = {"root": f"/models/{self.model}", "max_model_len": self.max_model_len}
+        cards = [{"id": name, "parent": None, **base} for name in (self.model, *self.aliases)]
+        cards += [{"id": a, "root": f"/loras/{a}", "parent": self.model} for a in self.adapters]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        if self.cache_info is None:
+            raise web.HTTPNotFound
+        lines = ["# TYPE vllm:cache_config_info gauge"]
+        for rank, labels in enumerate(self.cache_info):
+            pairs = ",".join(f'{k}="{v}"' for k, v in {**labels, "engine": rank}.items())
+            lines.append(f"vllm:cache_config_info{{{pairs}}} 1.0")
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def _info(self, _: web.Request) -> web.Response:
+        if self.info is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.info)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
@@ -83,7 +114,11 @@ class FakeVLLM:
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         count = int(body.get("max_tokens", 8))
         tokens = count * body.get("n", 1)  # of all choices together, as vLLM counts them
-        usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": tokens + 7}
+        prompt = self.prompt_tokens
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": tokens}
+        usage["total_tokens"] = tokens + prompt
+        if self.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
         if not body.get("stream"):
             await asyncio.sleep(self.token_s * count)
             text = "x" * count

@@ -25,7 +25,7 @@ async def pool(*engines, **settings):
     async with contextlib.AsyncExitStack() as stack:
         for engine in engines:
             await stack.enter_async_context(engine)
-        instances = [{"name": f"i{n}", "url": e.url} for n, e in enumerate(engines)]
+        instances = [{"name": f"i{n}", "url": e.url, **e.settings} for n, e in enumerate(engines)]
         data = {"probe": {"enabled": False}, "health": {"interval_s": 0.1}, **settings}
         data["router"] = {"predictor": {"kind": "histogram"}, **data.get("router", {})}
         app = build_app(PoolConfig.model_validate({"instances": instances, **data}))

@@ -18,9 +18,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from vllm_goodput.config import PoolConfig
 from vllm_goodput.errors import DeployError, RequestError
+from vllm_goodput.gateway.explain import EXPLAIN_PATH, Explainer
+from vllm_goodput.gateway.kv_watches import KvWatches
 from vllm_goodput.gateway.lengths import Lengths
 from vllm_goodput.gateway.membership import Member, Membership
 from vllm_goodput.gateway.metrics import GatewayMetrics
+from vllm_goodput.gateway.prefix_metrics import KvEventMetrics
 from vllm_goodput.gateway.proxy import Proxy, error_response
 from vllm_goodput.gateway.upstream import Upstream
 from vllm_goodput.instance.auth import SECRET_HEADER, require_pool
@@ -40,8 +43,12 @@ class Gateway:
         self.lengths = Lengths(config.router, self.metrics)
         self.router = Router(config.router, self.lengths.predictor)
         members = [Member(c, Upstream(c, session)) for c in config.instances]
-        self.membership = Membership(config, self.router, members)
+        prefix = config.router.prefix.enabled
+        self.watches = KvWatches(config.instances if prefix else (), self.router)
+        self.metrics.registry.register(KvEventMetrics(lambda: self.watches))
+        self.membership = Membership(config, self.router, members, self.watches)
         self.proxy = Proxy(config, self.router, self.membership, self.metrics, self.lengths)
+        self.explainer = Explainer(self.router, self.proxy, self.lengths)
 
     async def models(self, _: web.Request) -> web.Response:
         """GET /v1/models."""
@@ -82,6 +89,7 @@ class Gateway:
         state = self.router.instances[member.config.name]
         return {
             **member.describe(),
+            "kv_events": self.watches.describe(member.config.name),
             "in_flight": state.in_flight,
             "max_num_seqs": state.max_num_seqs,
             "overhead_ms": state.speed.overhead_s() * 1e3,
@@ -124,6 +132,7 @@ def build_app(config: PoolConfig) -> web.Application:
             gateway.lengths.start()
             yield
             await gateway.membership.stop()
+            await gateway.watches.close()
             await gateway.lengths.stop()
 
     app.cleanup_ctx.append(life)
@@ -152,6 +161,7 @@ def _add_routes(app: web.Application) -> None:
     route("GET", "/metrics", "metrics_page")
     route("GET", "/goodput/v1/notes", "notes")
     route("GET", "/goodput/v1/pool", "pool")
+    route("POST", EXPLAIN_PATH, "explainer.handle")
 
 
 @web.middleware

@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 
 from vllm_goodput.errors import BadRequestError, RequestError
 from vllm_goodput.gateway.lengths import Lengths
+from vllm_goodput.gateway.prefix_keys import prefix_blocks
 from vllm_goodput.gateway.prompt_len import PromptLengths
 from vllm_goodput.predictor.view import max_tokens_of
 from vllm_goodput.router import RequestInfo
@@ -57,25 +58,38 @@ class Known:
         prompt_lens: estimates prompt tokens.
         context_len: model name asked for, or None -> tokens of its context, or None.
         lengths: makes what the length predictor wants to see.
+        model_key: model name asked for -> its name in the keys of prompts; None: prompts get no keys.
     """
 
     slo: SLO
     prompt_lens: PromptLengths
     context_len: Callable[[str | None], int | None]
     lengths: Lengths
+    model_key: Callable[[str | None], str | None] | None = None
 
 
 async def take(request: web.Request, known: Known, arrival_s: float) -> Intake:
-    """Read and check a generation request.
+    """Read and check a generation request; see `parse`."""
+    raw, body = await read_body(request)
+    chat = request.path.endswith("/chat/completions")
+    return parse(request.headers, raw, body, chat, known, arrival_s)
+
+
+def parse(
+    headers: Mapping[str, str],
+    raw: bytes,
+    body: dict[str, Any],
+    chat: bool,
+    known: Known,
+    arrival_s: float,
+) -> Intake:
+    """Check a generation request.
 
     Raises:
-        BadRequestError: the body or a field is malformed.
+        BadRequestError: a field is malformed.
         RejectedError: its deadline has passed.
     """
-    chat = request.path.endswith("/chat/completions")
-    raw = await _read(request)
-    body = _decode(raw)
-    slo = request_slo(request.headers.items(), body, known.slo, time.time())
+    slo = request_slo(headers.items(), body, known.slo, time.time())
     if internal_fields(body):
         body = _without_internal(body)
         raw = orjson.dumps(body)
@@ -99,9 +113,22 @@ async def take(request: web.Request, known: Known, arrival_s: float) -> Intake:
         view=known.lengths.view(
             body, chat, prompt_len, max_tokens, known.prompt_lens.tokens_per_char(body)
         ),
+        blocks=prefix_blocks(body, chat, prompt_len, known.model_key(model))
+        if known.model_key
+        else None,
     )
-    request_id = _request_id(request, info.request_id)
+    request_id = _request_id(headers, info.request_id)
     return Intake(raw, body, chat, info, request_id, _choices(body, chat))
+
+
+async def read_body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
+    """The body of a request, raw and decoded.
+
+    Raises:
+        RequestError: it does not arrive, or is no JSON object.
+    """
+    raw = await _read(request)
+    return raw, _decode(raw)
 
 
 async def _read(request: web.Request) -> bytes:
@@ -152,8 +179,8 @@ def _model(body: Mapping[str, Any]) -> str | None:
     return model
 
 
-def _request_id(request: web.Request, fallback: str) -> str:
-    value = request.headers.get("x-request-id")
+def _request_id(headers: Mapping[str, str], fallback: str) -> str:
+    value = headers.get("x-request-id")
     if not value:
         return fallback
     if len(value) > MAX_REQUEST_ID_LEN or not value.isprintable():

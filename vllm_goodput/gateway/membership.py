@@ -7,13 +7,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from vllm_goodput.config import GatewayConfig, InstanceConfig
+from vllm_goodput.gateway.kv_size import KvSize, size_of_info, size_of_metrics
+from vllm_goodput.gateway.kv_watches import KvWatches
+from vllm_goodput.gateway.model_names import ModelNames
 from vllm_goodput.gateway.probe import probe
 from vllm_goodput.gateway.upstream import Upstream, UpstreamError
 from vllm_goodput.router import Router
 from vllm_goodput.router.estimator import SpeedEstimator
+from vllm_goodput.router.instance import InstanceState
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +36,7 @@ class Member:
         self.upstream = upstream
         self.models: dict[str, int | None] = {}  # name -> context length, where known
         self.info: dict[str, Any] | None = None
+        self.kv = KvSize(config.kv_tokens, config.block_size)
         self.measured_s = 0.0
         self.state = "joining"  # joining | healthy | unhealthy
         self.attempted = (
@@ -44,6 +50,8 @@ class Member:
             "url": self.config.url,
             "state": self.state,
             "models": list(self.models),
+            "kv_tokens": self.kv.kv_tokens,
+            "block_size": self.kv.block_size,
             "info": self.info,
         }
 
@@ -62,20 +70,28 @@ class Membership:
         config: health and probe settings.
         router: told about instances and their health.
         members: the pool.
+        watches: follow the KV events of those that publish them; the caller closes them.
     """
 
-    def __init__(self, config: GatewayConfig, router: Router, members: list[Member]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        router: Router,
+        members: list[Member],
+        watches: KvWatches,
+    ) -> None:
         self._config = config
         self._router = router
+        self._watches = watches
         self.members = {m.config.name: m for m in members}
+        self.names = ModelNames()
         self._tasks: list[asyncio.Task[None]] = []
         self._rejected_s = 0.0
 
     def start(self) -> None:
         """Begin joining and watching."""
         for member in self.members.values():
-            limit = member.config.max_num_seqs
-            self._router.add_instance(member.config.name, limit, healthy=False)
+            self._add(member, member.config.max_num_seqs, None)
             self._tasks.append(asyncio.create_task(self._watch(member)))
 
     async def stop(self) -> None:
@@ -140,18 +156,47 @@ class Membership:
         timeout_s = self._config.health.timeout_s
         name = member.config.name
         try:
-            member.models = await member.upstream.models(timeout_s)
+            cards = await member.upstream.models(timeout_s)
         except UpstreamError as error:
             log.warning("instance %s is healthy but %s", name, error)
             member.attempted.set()
             return
+        member.models = {card.name: card.context_len for card in cards}
         member.info = await member.upstream.info(timeout_s)
+        member.kv = await self._kv_size(member)
         limit = member.config.max_num_seqs or _limit(member.info)
-        state = self._router.add_instance(name, limit, member.models, healthy=False)
-        state.speed = SpeedEstimator()  # after an absence it may be another engine
+        state = self._add(member, limit, member.models)
+        # After an absence it may be another engine.
+        state.speed = SpeedEstimator()
+        await self._watches.stop(name)
+        self._router.on_kv_cleared(name)
+        self._watches.start(name, self.names.learn(cards))
         await self._measure(member)
         self._set_state(member, "healthy")
         member.attempted.set()
+
+    def _add(
+        self, member: Member, limit: int | None, models: Iterable[str] | None
+    ) -> InstanceState:
+        name = member.config.name
+        return self._router.add_instance(
+            name,
+            limit,
+            models,
+            healthy=False,
+            kv_tokens=member.kv.kv_tokens,
+            block_size=member.kv.block_size,
+            kv_events=name in self._watches,
+        )
+
+    async def _kv_size(self, member: Member) -> KvSize:
+        """The size of its KV cache: as configured, else as it tells."""
+        config = member.config
+        size = KvSize(config.kv_tokens, config.block_size).over(size_of_info(member.info))
+        if not size.complete:
+            page = await member.upstream.metrics_page(self._config.health.timeout_s)
+            size = size.over(size_of_metrics(page))
+        return size
 
     async def _measure(self, member: Member) -> None:
         """Learn an idle instance's speed afresh from a few requests of our own."""

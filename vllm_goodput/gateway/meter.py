@@ -45,6 +45,11 @@ class StreamMeter:
         """Prompt tokens, where usage tells."""
         return usage_tokens(self.usage, "prompt_tokens")
 
+    @property
+    def cached_len(self) -> int | None:
+        """Prompt tokens that came from the prefix cache, where usage tells."""
+        return usage_cached(self.usage)
+
     def _take(self, line: bytes) -> None:
         if not line.startswith(b"data:"):
             return
@@ -69,6 +74,13 @@ def usage_tokens(usage: dict[str, Any] | None, field: str) -> int | None:
     """A token count from a usage object; None where absent or not a count."""
     value = usage.get(field) if usage else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def usage_cached(usage: dict[str, Any] | None) -> int | None:
+    """Prompt tokens that came from the prefix cache, from a usage object; None where absent or not a count."""
+    details = usage.get("prompt_tokens_details") if usage else None
+    value = details.get("cached_tokens") if isinstance(details, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _usage(data: bytes) -> dict[str, Any] | None:

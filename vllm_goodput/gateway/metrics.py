@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from vllm_goodput.gateway.prefix_metrics import PrefixMetrics
 from vllm_goodput.instance.metrics import InstanceMetrics
 from vllm_goodput.router.instance import InstanceState
 
@@ -22,6 +23,7 @@ class GatewayMetrics:
     def __init__(self, instances: Callable[[], Iterable[InstanceState]]) -> None:
         self.registry = CollectorRegistry()
         self.slo = InstanceMetrics(self.registry)
+        self.prefix = PrefixMetrics(self.registry)
         self.rejected = Counter(
             "goodput_rejected", "Rejected requests by reason.", ["reason"], registry=self.registry
         )

@@ -13,14 +13,14 @@ from aiohttp import web
 
 from vllm_goodput.config import GatewayConfig
 from vllm_goodput.errors import RejectedError, RequestError
+from vllm_goodput.gateway.decision_log import Asked, make_decision_log
 from vllm_goodput.gateway.intake import Intake, Known, take
 from vllm_goodput.gateway.lengths import Lengths
 from vllm_goodput.gateway.membership import Membership
 from vllm_goodput.gateway.metrics import GatewayMetrics
 from vllm_goodput.gateway.prompt_len import PromptLengths
 from vllm_goodput.gateway.relay import AttemptFailed, ClientGoneError, Outcome, Relay
-from vllm_goodput.predictor import LengthDistribution
-from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo, Router
+from vllm_goodput.router import Decision, Dispatch, Hold, Reject, RequestInfo, Router
 
 log = logging.getLogger(__name__)
 
@@ -57,21 +57,28 @@ class Proxy:
         self._metrics = metrics
         self._lengths = lengths
         self._prompt_lens = PromptLengths()
-        self._known = Known(config.slo.slo, self._prompt_lens, membership.context_len, lengths)
-        self._open = 0
+        self._decisions = make_decision_log(config)
+        self.known = Known(
+            config.slo.slo,
+            self._prompt_lens,
+            membership.context_len,
+            lengths,
+            membership.names.of if config.router.prefix.enabled else None,
+        )
+        self.open = 0
         self._held = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request; every end is counted once."""
         arrival_s = time.monotonic()
-        info = None
+        asked = Asked()
         outcome_name = "aborted"
-        self._open += 1
-        self._metrics.open.set(self._open)
+        self.open += 1
+        self._metrics.open.set(self.open)
         try:
-            intake = await take(request, self._known, arrival_s)
-            info = intake.info
-            response, outcome = await self._serve(request, intake)
+            intake = await take(request, self.known, arrival_s)
+            asked.request_id, asked.info = intake.request_id, intake.info
+            response, outcome = await self._serve(request, intake, asked)
             outcome_name = self._judge(intake, outcome)
             return response
         except RequestError as error:
@@ -81,6 +88,8 @@ class Proxy:
                 if error.reason == "infeasible":
                     self._membership.request_rejected()
                 self._metrics.rejected.labels(error.reason).inc()
+                if self._decisions is not None:
+                    self._decisions.rejected(asked, error, time.monotonic())
             response = error_response(error)
             request_id = request.headers.get("x-request-id", "")
             if request_id.isprintable():
@@ -92,25 +101,23 @@ class Proxy:
         except ClientGoneError:
             return web.Response(status=499)  # nobody is left to read it
         finally:
-            self._open -= 1
-            self._metrics.open.set(self._open)
-            task = self._metrics.slo.task_label(info.task if info else None)
+            self.open -= 1
+            self._metrics.open.set(self.open)
+            task = self._metrics.slo.task_label(asked.info.task if asked.info else None)
             self._metrics.slo.requests.labels(task, outcome_name).inc()
 
     async def _serve(
-        self, request: web.Request, intake: Intake
+        self, request: web.Request, intake: Intake, asked: Asked
     ) -> tuple[web.StreamResponse, Outcome]:
-        if self._open > self._config.max_open_requests:
-            raise RejectedError("saturated", "too many requests are open at the gateway")
-        self._require_model(intake)
-        relay = Relay(request, intake, self._router)
         info = intake.info
-        lengths = await self._lengths.predict(info)
+        self.admit(info, self.open - 1)
+        relay = Relay(request, intake, self._router)
+        asked.lengths = await self._lengths.predict(info)
         disconnected = False
         answer: web.Response | None = None
         for _ in range(MAX_ATTEMPTS):
             try:
-                dispatch = await self._place(info, lengths)
+                dispatch = await self._place(info, asked)
             except RejectedError as rejection:
                 if answer is None or rejection.reason != "no-endpoints":
                     raise
@@ -127,7 +134,7 @@ class Proxy:
                 if failure.disconnected and not disconnected:
                     disconnected = True  # perhaps an idle connection that just timed out: it gets a second chance
                     continue
-                info = replace(info, excluded=info.excluded | {dispatch.instance})
+                info = asked.info = replace(info, excluded=info.excluded | {dispatch.instance})
                 continue
             self._observe(intake, dispatch, outcome)
             return response, outcome
@@ -137,38 +144,65 @@ class Proxy:
             f"{MAX_ATTEMPTS} instances failed to answer", status=502, code="upstream_failed"
         )
 
-    async def _place(self, info: RequestInfo, lengths: LengthDistribution) -> Dispatch:
+    async def _place(self, info: RequestInfo, asked: Asked) -> Dispatch:
         """Ask the router until it dispatches or rejects."""
         held = False
         try:
             while True:
                 now_s = time.monotonic()
-                decision = self._router.route(info, now_s, lengths)
+                decision = self._router.route(info, now_s, asked.lengths)
+                if self._decisions is not None:
+                    asked.candidates = self._candidates(decision)
                 if isinstance(decision, Dispatch):
                     self._router.on_dispatched(info, decision, now_s)
+                    if self._decisions is not None:
+                        self._decisions.dispatched(asked, decision, now_s)
                     return decision
+                if isinstance(decision, Hold) and not held:
+                    decision = self.held(decision)
                 if isinstance(decision, Reject):
                     raise RejectedError(decision.reason, decision.message, decision.retry_after_s)
                 if not held:
-                    self._hold()
                     held = True
+                    self._hold(1)
+                    asked.held_since_s = asked.held_since_s or now_s
                 await self._sleep(decision, now_s)
         finally:
             if held:
-                self._held -= 1
-                self._metrics.held.set(self._held)
+                self._hold(-1)
 
-    def _hold(self) -> None:
+    def held(self, decision: Hold) -> Hold | Reject:
+        """What becomes of the decision to hold one more request."""
         if self._held >= self._config.router.max_held:
-            raise RejectedError("saturated", "too many requests wait for capacity")
-        self._held += 1
+            return Reject("saturated", "too many requests wait for capacity")
+        return decision
+
+    def _hold(self, more: int) -> None:
+        self._held += more
         self._metrics.held.set(self._held)
+
+    def _candidates(self, decision: Decision) -> int:
+        """How many instances were weighed for the decision just made."""
+        none = isinstance(decision, Reject) and decision.reason == "no-endpoints"
+        return 0 if none else len(self._router.pool.candidates)
 
     async def _sleep(self, hold: Hold, now_s: float) -> None:
         await asyncio.sleep(max(hold.retry_at_s - now_s, self._held * REASK_S))
 
-    def _require_model(self, intake: Intake) -> None:
-        model = intake.info.model
+    def admit(self, info: RequestInfo, others: int) -> None:
+        """Refuse a request that is not to be placed at all.
+
+        Args:
+            info: the request.
+            others: open besides it.
+
+        Raises:
+            RejectedError: too many are open.
+            RequestError: no instance serves its model, healthy or not.
+        """
+        if others >= self._config.max_open_requests:
+            raise RejectedError("saturated", "too many requests are open at the gateway")
+        model = info.model
         states = self._router.instances.values()
         if model is None or any(s.models is None or model in s.models for s in states):
             return
@@ -184,6 +218,12 @@ class Proxy:
             return
         if outcome.prompt_len is not None:
             self._prompt_lens.learn(intake.body, intake.chat, outcome.prompt_len)
+        self._metrics.prefix.finished(
+            dispatch.instance,
+            outcome.prompt_len or intake.info.prompt_len,
+            None if intake.info.blocks is None else dispatch.prediction.hit_tokens,
+            outcome.cached_len,
+        )
         arrival_s = intake.info.arrival_s
         e2el_s = outcome.end_s - arrival_s
         self._metrics.e2el.labels(dispatch.instance).observe(e2el_s)

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from vllm_goodput.errors import RejectedError, RequestError
 from vllm_goodput.gateway.intake import Intake
-from vllm_goodput.gateway.meter import StreamMeter, body_usage, usage_tokens
+from vllm_goodput.gateway.meter import StreamMeter, body_usage, usage_cached, usage_tokens
 from vllm_goodput.gateway.upstream import Upstream, response_headers
 from vllm_goodput.router import Dispatch, Router
 
@@ -58,6 +58,7 @@ class Outcome:
     end_s: float = 0.0
     output_len: int = 0
     prompt_len: int | None = None
+    cached_len: int | None = None  # prompt tokens from the prefix cache, where the instance tells
     timed: bool = True  # whether the timing tells the instance's speed
 
 
@@ -136,6 +137,7 @@ class Relay:
             pass  # told to the client below
         outcome.output_len = self._each(meter.output_len)
         outcome.prompt_len = meter.prompt_len
+        outcome.cached_len = meter.cached_len
         outcome.complete = meter.done and not meter.error
         if not meter.done:
             await _to_client(response.write(_CUT_SHORT))
@@ -192,6 +194,7 @@ def _whole(
         usage = body_usage(body)
         outcome.output_len = usage_tokens(usage, "completion_tokens") or 1
         outcome.prompt_len = usage_tokens(usage, "prompt_tokens")
+        outcome.cached_len = usage_cached(usage)
         outcome.complete = True
     return response
 

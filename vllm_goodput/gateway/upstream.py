@@ -14,6 +14,7 @@ import orjson
 
 from vllm_goodput import envs
 from vllm_goodput.config import InstanceConfig
+from vllm_goodput.gateway.model_names import ModelCard
 from vllm_goodput.instance.auth import SECRET_HEADER
 
 # Headers that belong to one connection, or that the client library sets itself.
@@ -89,8 +90,8 @@ class Upstream:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    async def models(self, timeout_s: float) -> dict[str, int | None]:
-        """Names of the models it serves, each with its context length (max_model_len) where the instance tells.
+    async def models(self, timeout_s: float) -> tuple[ModelCard, ...]:
+        """The models it serves, as far as it tells of them.
 
         Raises:
             UpstreamError: no usable answer.
@@ -98,8 +99,7 @@ class Upstream:
         data = (await self._json("/v1/models", timeout_s)).get("data")
         if not isinstance(data, list):
             raise UpstreamError("/v1/models has no data list")
-        cards = (m for m in data if isinstance(m, dict) and "id" in m)
-        return {str(card["id"]): _positive(card.get("max_model_len")) for card in cards}
+        return tuple(_card(card) for card in data if isinstance(card, dict) and "id" in card)
 
     async def info(self, timeout_s: float) -> dict[str, Any] | None:
         """The plugin's /goodput/v1/info; None for a stock vLLM or without the pool's secret."""
@@ -110,6 +110,15 @@ class Upstream:
             return await self._json("/goodput/v1/info", timeout_s, {SECRET_HEADER: secret})
         except UpstreamError:
             return None
+
+    async def metrics_page(self, timeout_s: float) -> str:
+        """Its /metrics; empty if there is none."""
+        try:
+            async with self._get("/metrics", timeout_s) as response:
+                raw: bytes = await response.read() if response.status == 200 else b""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return ""
+        return raw.decode("utf-8", "replace")
 
     async def complete(self, body: dict[str, Any], timeout_s: float) -> aiohttp.ClientResponse:
         """Start a completion of the gateway's own, for speed probes."""
@@ -150,6 +159,16 @@ def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]
     own = {"content-length", "date", "server", "x-request-id"}
     dropped = (HOP_HEADERS | own) - {"content-encoding"}
     return [(k, v) for k, v in headers if k.lower() not in dropped]
+
+
+def _card(card: dict[str, Any]) -> ModelCard:
+    root, parent = card.get("root"), card.get("parent")
+    return ModelCard(
+        str(card["id"]),
+        _positive(card.get("max_model_len")),
+        root if isinstance(root, str) else None,
+        parent if isinstance(parent, str) else None,
+    )
 
 
 def _positive(value: Any) -> int | None:
