@@ -222,6 +222,26 @@ def test_memory_follows_what_is_held():
     assert index.memory_bytes < empty + 100_000
 
 
+def test_large_tables_grow_and_shrink_with_what_is_held():
+    rng = np.random.default_rng(0)
+    index = PrefixIndex()
+    for slot in range(3):
+        index.add_instance(slot, 100_000)
+    chains = [rng.integers(0, 2**64, 400, dtype=np.uint64) for _ in range(150)]
+    for number, chain in enumerate(chains):
+        for slot in range(number % 3 + 1):
+            index.insert(slot, chain)
+    for number, chain in enumerate(chains):
+        if number % 10:
+            index.evict(0, chain[rng.permutation(400)])
+            index.evict(1, chain[number:])
+    for number, chain in enumerate(chains):
+        held = [400, 400 * (number % 3 >= 1), 400 * (number % 3 == 2)]
+        if number % 10:
+            held = [0, min(held[1], number), held[2]]
+        assert index.match(chain).tolist() == held
+
+
 def test_only_one_dimensional_uint64_is_taken():
     index = PrefixIndex()
     index.add_instance(0, 1)

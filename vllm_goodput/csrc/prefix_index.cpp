@@ -14,6 +14,35 @@ namespace {
 
 constexpr std::size_t kAhead = 12;  // blocks whose memory is asked for in advance
 
+// Goes ahead of the blocks that a full instance drops for others, the oldest ones, and asks for
+// their memory: first for where they are, half the way later for what is there. What it meets may
+// be in use again or gone by the time; it only reads.
+class Dropping {
+ public:
+  Dropping(const BlockTable& table, const BlockLru& lru)
+      : table_(table), lru_(lru), far_(lru.full() ? lru.oldest() : BlockLru::kNone), near_(far_) {}
+
+  GOODPUT_PREFETCHES void step() {
+    if (far_ != BlockLru::kNone) {
+      table_.prefetch(lru_.hash(far_));
+      lru_.prefetch_bucket(lru_.hash(far_));
+      far_ = lru_.newer(far_);
+      ++steps_;
+    }
+    if (steps_ > kAhead / 2 && near_ != BlockLru::kNone) {
+      lru_.prefetch_entry(lru_.hash(near_));
+      near_ = lru_.newer(near_);
+    }
+  }
+
+ private:
+  const BlockTable& table_;
+  const BlockLru& lru_;
+  BlockLru::Ref far_;
+  BlockLru::Ref near_;
+  std::size_t steps_ = 0;
+};
+
 }  // namespace
 
 void PrefixIndex::add_instance(int slot, std::size_t capacity_blocks) {
@@ -138,17 +167,22 @@ BlockLru& PrefixIndex::cache(int slot) {
 // less recent than the one before. At most capacity - (blocks up to `last`), so that what is
 // dropped for them is none of the chain.
 void PrefixIndex::append(int slot, BlockLru& lru, Ref last, const uint64_t* hashes, std::size_t n) {
+  Dropping dropping(table_, lru);
   for (std::size_t i = 0; i < std::min(n, kAhead); ++i) {
     table_.prefetch(hashes[i]);
+    lru.prefetch_bucket(hashes[i]);
+    dropping.step();
   }
   Ref next = BlockLru::kNone;  // a good guess at where the following block is
   for (std::size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
       table_.prefetch(hashes[i + kAhead]);
+      lru.prefetch_bucket(hashes[i + kAhead]);
     }
     if (!sets_.contains(table_.find(hashes[i]), slot)) {
       if (lru.full()) {
         drop(slot, lru, lru.oldest());
+        dropping.step();
       }
       last = hold(slot, lru, hashes[i], last, last);
       next = BlockLru::kNone;
@@ -172,10 +206,11 @@ PrefixIndex::Ref PrefixIndex::hold(int slot, BlockLru& lru, uint64_t hash, Ref b
 
 // The instance no longer holds a block that it held.
 void PrefixIndex::unset(int slot, uint64_t hash) {
-  uint32_t& set = table_.place(hash);
-  set = sets_.without(set, slot);
-  if (set == SlotSets::kEmpty) {
+  const SlotSets::Id without = sets_.without(table_.find(hash), slot);
+  if (without == SlotSets::kEmpty) {
     table_.erase(hash);
+  } else {
+    table_.place(hash) = without;
   }
   --size_;
 }
@@ -184,9 +219,6 @@ void PrefixIndex::drop(int slot, BlockLru& lru, Ref entry) {
   const uint64_t hash = lru.hash(entry);
   lru.remove(entry);
   unset(slot, hash);
-  if (lru.oldest() != BlockLru::kNone) {
-    table_.prefetch(lru.hash(lru.oldest()));
-  }
 }
 
 void PrefixIndex::note_holes(int slot, const BlockLru& lru) {

@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
 #include "prefix_lru.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace goodput {
@@ -91,6 +92,10 @@ BlockLru::Ref BlockLru::take(uint64_t hash) {
       throw std::length_error("too many blocks of one instance");
     }
     entry = static_cast<Ref>(entries_.size());
+    if (entries_.size() == entries_.capacity()) {
+      const std::size_t twice = std::max(kInitialBuckets, 2 * entries_.size());
+      entries_.reserve(entries_.size() < capacity_ ? std::min(twice, capacity_) : twice);
+    }
     entries_.push_back({});
     if (entries_.size() > buckets_.size()) {
       grow_buckets();

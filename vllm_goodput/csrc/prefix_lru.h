@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "large_array.h"
+
 namespace goodput {
 
 // The blocks that one instance holds, from the most to the least recently used, each with the block
@@ -39,8 +41,21 @@ class BlockLru {
   Ref before(Ref entry) const;
   Ref newest() const { return head_; }
   Ref oldest() const { return tail_; }
-  // The next less recently used one.
+  // The next less, and the next more recently used one.
   Ref older(Ref entry) const { return entries_[entry].next; }
+  Ref newer(Ref entry) const { return entries_[entry].prev; }
+
+  // Ask for the memory that tells where a block's entry is; and, when that is there, for the
+  // entry's.
+  GOODPUT_PREFETCHES void prefetch_bucket(uint64_t hash) const {
+    __builtin_prefetch(&buckets_[bucket(hash)]);
+  }
+  GOODPUT_PREFETCHES void prefetch_entry(uint64_t hash) const {
+    const Ref first = buckets_[bucket(hash)];
+    if (first != kNone) {
+      __builtin_prefetch(&entries_[first]);
+    }
+  }
 
   // Adds a block that is not held, one place less recent than `newer` (kNone: the most recent).
   // `before`: the entry, held or ghost, of the block before it; kNone for the first of a chain.

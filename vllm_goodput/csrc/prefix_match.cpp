@@ -17,23 +17,19 @@ constexpr std::size_t kFewParts = 6;
 constexpr std::size_t kFewSlots = 4;
 constexpr std::size_t kAhead = 8;
 
+// A set of slots in W words, of which only those in `active` are read: where few slots are left,
+// few words are touched.
 template <std::size_t W>
-using Bits = std::array<uint64_t, W>;
+struct Slots {
+  uint64_t words[W];
+  uint64_t active = 0;
+};
 
 template <std::size_t W>
-bool any(const Bits<W>& bits) {
-  uint64_t all = 0;
-  for (const uint64_t word : bits) {
-    all |= word;
-  }
-  return all != 0;
-}
-
-template <std::size_t W>
-bool few(const Bits<W>& bits) {
+bool few(const Slots<W>& slots) {
   std::size_t count = 0;
-  for (uint64_t word : bits) {
-    for (; word != 0; word &= word - 1) {
+  for (uint64_t active = slots.active; active != 0; active &= active - 1) {
+    for (uint64_t word = slots.words[__builtin_ctzll(active)]; word != 0; word &= word - 1) {
       if (++count > kFewSlots) {
         return false;
       }
@@ -43,23 +39,38 @@ bool few(const Bits<W>& bits) {
 }
 
 template <std::size_t W, typename Act>
-void for_each(const Bits<W>& bits, Act act) {
-  for (std::size_t i = 0; i < W; ++i) {
-    for (uint64_t word = bits[i]; word != 0; word &= word - 1) {
+void for_each(const Slots<W>& slots, Act act) {
+  for (uint64_t active = slots.active; active != 0; active &= active - 1) {
+    const auto i = static_cast<std::size_t>(__builtin_ctzll(active));
+    for (uint64_t word = slots.words[i]; word != 0; word &= word - 1) {
       act(64 * i + static_cast<std::size_t>(__builtin_ctzll(word)));
     }
   }
 }
 
-// Takes the slots outside `set` from `bits` and returns them.
 template <std::size_t W>
-Bits<W> split(Bits<W>& bits, const uint64_t* set) {
-  Bits<W> out;
+Slots<W> slots_of(const uint64_t* words) {
+  Slots<W> slots;
   for (std::size_t i = 0; i < W; ++i) {
-    out[i] = bits[i] & ~set[i];
-    bits[i] &= set[i];
+    slots.words[i] = words[i];
+    slots.active |= uint64_t{words[i] != 0} << i;
   }
-  return out;
+  return slots;
+}
+
+// Takes the slots outside `set` from `slots` into `out`.
+template <std::size_t W>
+void split(Slots<W>& slots, const uint64_t* set, Slots<W>& out) {
+  out.active = 0;
+  for (uint64_t active = slots.active; active != 0; active &= active - 1) {
+    const auto i = static_cast<std::size_t>(__builtin_ctzll(active));
+    const uint64_t left = slots.words[i] & set[i];
+    const uint64_t gone = slots.words[i] & ~set[i];
+    slots.words[i] = left;
+    slots.active &= ~(uint64_t{left == 0} << i);
+    out.words[i] = gone;
+    out.active |= uint64_t{gone != 0} << i;
+  }
 }
 
 // Looks up every `step`th block of [begin, end) in turn. Memory is asked for in advance: that of a
@@ -87,14 +98,14 @@ class Sets {
   }
 
  private:
-  void ask() {
+  GOODPUT_PREFETCHES void ask() {
     if (asked_ < end_) {
       table_.prefetch(hashes_[asked_]);
       asked_ += step_;
     }
   }
 
-  void find() {
+  GOODPUT_PREFETCHES void find() {
     if (found_at_ < end_) {
       const uint32_t set = table_.find(hashes_[found_at_]);
       sets_.prefetch(set);
@@ -126,12 +137,12 @@ class Matcher {
     if (first == SlotSets::kEmpty) {
       return;
     }
-    Bits<W> slots;
-    std::copy_n(sets_.bits(first), W, slots.begin());
-    const Bits<W> all = slots;
-    const Bits<W> shorter = split(slots, sets_.bits(table_.find(hashes_[n_ - 1])));
+    Slots<W> slots = slots_of<W>(sets_.bits(first));
+    const Slots<W> all = slots;
+    Slots<W> shorter;
+    split(slots, sets_.bits(table_.find(hashes_[n_ - 1])), shorter);
     assign(slots, n_);
-    if (any(shorter)) {
+    if (shorter.active != 0) {
       search(0, n_ - 1, shorter);
     }
     check(all, holes);
@@ -140,7 +151,7 @@ class Matcher {
  private:
   // The slots hold block `low` and not block `high`: finds where each one's blocks end, provided
   // that they have no holes.
-  void search(std::size_t low, std::size_t high, Bits<W> slots) {
+  void search(std::size_t low, std::size_t high, Slots<W>& slots) {
     const std::size_t length = high - low;
     if (length == 1) {
       assign(slots, high);
@@ -148,6 +159,7 @@ class Matcher {
     }
     const std::size_t step = step_of(length, slots);
     Sets sets(table_, sets_, hashes_, low + step, step, high);
+    Slots<W> ending;
     uint32_t before = SlotSets::kEmpty;  // the set of the part's first block, where it is known
     for (std::size_t at = low + step; at < high; at += step) {
       const uint32_t set = sets.next();
@@ -155,10 +167,10 @@ class Matcher {
         low = at;
         continue;
       }
-      const Bits<W> ending = split(slots, sets_.bits(set));
-      if (any(ending)) {
+      split(slots, sets_.bits(set), ending);
+      if (ending.active != 0) {
         search(low, at, ending);
-        if (!any(slots)) {
+        if (slots.active == 0) {
           return;
         }
       }
@@ -168,31 +180,30 @@ class Matcher {
     search(low, high, slots);
   }
 
-  static std::size_t step_of(std::size_t length, const Bits<W>& slots) {
+  static std::size_t step_of(std::size_t length, const Slots<W>& slots) {
     if (length > kParts) {
       return (length + kParts - 1) / kParts;
     }
     return few(slots) ? (length + kFewParts - 1) / kFewParts : 1;
   }
 
-  void assign(const Bits<W>& slots, std::size_t length) {
+  void assign(const Slots<W>& slots, std::size_t length) {
     for_each(slots, [&](std::size_t slot) { out_[slot] = static_cast<int32_t>(length); });
   }
 
   // The search found an end of the blocks of every slot, but one with holes may have an earlier
   // one.
-  void check(const Bits<W>& all, const uint64_t* holes) {
-    Bits<W> slots;
-    for (std::size_t i = 0; i < W; ++i) {
-      slots[i] = all[i] & holes[i];
-    }
+  void check(const Slots<W>& all, const uint64_t* holes) {
+    Slots<W> slots = all;
+    Slots<W> ending;
+    split(slots, holes, ending);
     std::size_t longest = 0;
     for_each(slots, [&](std::size_t slot) {
       longest = std::max(longest, static_cast<std::size_t>(out_[slot]));
     });
     Sets sets(table_, sets_, hashes_, 1, 1, longest);
     for (std::size_t at = 1; at < longest; ++at) {
-      const Bits<W> ending = split(slots, sets_.bits(sets.next()));
+      split(slots, sets_.bits(sets.next()), ending);
       for_each(ending, [&](std::size_t slot) {
         out_[slot] = std::min(out_[slot], static_cast<int32_t>(at));
       });

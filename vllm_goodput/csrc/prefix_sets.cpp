@@ -18,7 +18,7 @@ uint64_t member_key(int slot) { return mix(kMemberSeed, static_cast<uint64_t>(sl
 
 }  // namespace
 
-SlotSets::SlotSets() : bits_(1), keys_(1), counts_(1), table_(kInitialTable, kEmpty) {}
+SlotSets::SlotSets() : bits_(kInitialTable), keys_(1), counts_(1), table_(kInitialTable, kEmpty) {}
 
 void SlotSets::widen(int count) {
   std::size_t width = width_;
@@ -28,16 +28,16 @@ void SlotSets::widen(int count) {
   if (width == width_) {
     return;
   }
-  LargeVector<uint64_t> wide(keys_.size() * width);
+  LargeArray<uint64_t> wide(bits_.size() / width_ * width);
   for (std::size_t id = 0; id < keys_.size(); ++id) {
     std::copy_n(bits_.data() + id * width_, width_, wide.data() + id * width);
   }
-  bits_.swap(wide);
+  bits_ = std::move(wide);
   width_ = width;
 }
 
 std::size_t SlotSets::memory_bytes() const {
-  return bits_.capacity() * sizeof(uint64_t) + keys_.capacity() * sizeof(uint64_t) +
+  return bits_.bytes() + keys_.capacity() * sizeof(uint64_t) +
          (counts_.capacity() + free_.capacity() + table_.capacity()) * sizeof(uint32_t);
 }
 
@@ -93,7 +93,11 @@ SlotSets::Id SlotSets::create(Id id, int slot, uint64_t key) {
       throw std::length_error("too many distinct sets of instances");
     }
     made = static_cast<Id>(keys_.size());
-    bits_.resize(bits_.size() + width_);
+    if (keys_.size() * width_ == bits_.size()) {
+      LargeArray<uint64_t> larger(2 * bits_.size());
+      std::copy_n(bits_.data(), bits_.size(), larger.data());
+      bits_ = std::move(larger);
+    }
     keys_.push_back(0);
     counts_.push_back(0);
   }

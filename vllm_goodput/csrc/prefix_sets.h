@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "large_vector.h"
+#include "large_array.h"
 
 namespace goodput {
 
@@ -33,7 +33,11 @@ class SlotSets {
   bool contains(Id id, int slot) const { return (bits(id)[slot >> 6] >> (slot & 63)) & 1; }
 
   // Asks for the memory of a set that will be looked at soon.
-  void prefetch(Id id) const { __builtin_prefetch(bits(id)); }
+  GOODPUT_PREFETCHES void prefetch(Id id) const {
+    for (std::size_t i = 0; i < width_; i += kLine) {
+      __builtin_prefetch(bits(id) + i);
+    }
+  }
 
   // The set with `slot` added, or removed. The caller's reference to `id` becomes one to the
   // result. Require slot < 64 * width(), and that `slot` is not in the set, or is in it.
@@ -45,6 +49,8 @@ class SlotSets {
   std::size_t memory_bytes() const;
 
  private:
+  static constexpr std::size_t kLine = 8;  // words of a cache line
+
   // The last change made: the blocks of a chain mostly change from the same set to the same set.
   struct Change {
     Id from = kEmpty;
@@ -62,7 +68,7 @@ class SlotSets {
 
   std::size_t width_ = 1;
   std::size_t live_ = 0;
-  LargeVector<uint64_t> bits_;    // [ids * width_]
+  LargeArray<uint64_t> bits_;     // [room for ids * width_]
   std::vector<uint64_t> keys_;    // [ids]: the XOR of the members' random numbers
   std::vector<uint32_t> counts_;  // [ids]: references
   std::vector<Id> free_;

@@ -2,88 +2,180 @@
 // SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
 #include "prefix_table.h"
 
+#include <algorithm>
+#include <stdexcept>
+
 namespace goodput {
 
 namespace {
 
-constexpr std::size_t kLeastPlaces = 4;
-
-// Places taken at which a shard doubles: 11/20 to 16/20 of them, another share for each shard, so
-// that shards which fill alike do not all grow at the same time.
-std::size_t limit(std::size_t places, std::size_t shard) {
-  return places * (704 + 5 * shard) / 1280;
-}
+// Blocks for 16 buckets above which one is split and below which two are merged.
+constexpr std::size_t kMost = 44;
+constexpr std::size_t kLeast = 26;
+constexpr std::size_t kFirstOverflow = 16;
 
 }  // namespace
 
+BlockTable::BlockTable() : overflow_(kFirstOverflow) { segments_[0] = LargeArray<Bucket>(kFirst); }
+
 uint32_t& BlockTable::place(uint64_t hash) {
-  const std::size_t number = hash >> kShift;
-  Shard& shard = shards_[number];
-  std::size_t at = hash & shard.mask;
-  while (shard.nodes[at].set != 0) {
-    if (shard.nodes[at].hash == hash) {
-      return shard.nodes[at].set;
+  for (Bucket* at = &bucket(number(hash));; at = &overflow_[at->more]) {
+    for (std::size_t i = 0; i < kPlaces; ++i) {
+      if (at->hashes[i] == hash && at->sets[i] != 0) {
+        return at->sets[i];
+      }
     }
-    at = (at + 1) & shard.mask;
-  }
-  if (shard.size + 1 > limit(shard.nodes.size(), number)) {
-    resize(shard, 2 * shard.nodes.size());
-    at = hash & shard.mask;
-    while (shard.nodes[at].set != 0) {
-      at = (at + 1) & shard.mask;
+    if (at->more == 0) {
+      break;
     }
   }
-  shard.nodes[at].hash = hash;
-  ++shard.size;
+  if (16 * (size_ + 1) > kMost * (round_ + split_)) {
+    grow();
+  }
   ++size_;
-  return shard.nodes[at].set;
+  return append(bucket(number(hash)), hash, 0);
 }
 
 void BlockTable::erase(uint64_t hash) {
-  const std::size_t number = hash >> kShift;
-  Shard& shard = shards_[number];
-  std::size_t hole = hash & shard.mask;
-  while (shard.nodes[hole].hash != hash) {
-    hole = (hole + 1) & shard.mask;
-  }
-  for (std::size_t at = (hole + 1) & shard.mask; shard.nodes[at].set != 0;
-       at = (at + 1) & shard.mask) {
-    const std::size_t home = shard.nodes[at].hash & shard.mask;
-    if (((at - home) & shard.mask) >= ((at - hole) & shard.mask)) {
-      shard.nodes[hole] = shard.nodes[at];
-      hole = at;
+  Bucket* before = nullptr;
+  Bucket* at = &bucket(number(hash));
+  std::size_t i = 0;
+  while (at->hashes[i] != hash || at->sets[i] == 0) {
+    if (++i == kPlaces) {
+      i = 0;
+      before = at;
+      at = &overflow_[at->more];
     }
   }
-  shard.nodes[hole] = Node{};
-  --shard.size;
+  // The chain's last block takes its place.
+  Bucket* last = at;
+  while (last->more != 0) {
+    before = last;
+    last = &overflow_[last->more];
+  }
+  std::size_t taken = kPlaces;
+  while (last->sets[taken - 1] == 0) {
+    --taken;
+  }
+  at->hashes[i] = last->hashes[taken - 1];
+  at->sets[i] = last->sets[taken - 1];
+  last->sets[taken - 1] = 0;
   --size_;
-  if (shard.nodes.size() > kLeastPlaces && 8 * shard.size < 3 * limit(shard.nodes.size(), number)) {
-    resize(shard, shard.nodes.size() / 2);
+  if (taken == 1 && before != nullptr) {
+    overflow_free_.push_back(before->more);
+    before->more = 0;
   }
-}
-
-void BlockTable::resize(Shard& shard, std::size_t places) {
-  LargeVector<Node> nodes(places);
-  const std::size_t mask = places - 1;
-  for (const Node& node : shard.nodes) {
-    if (node.set != 0) {
-      std::size_t at = node.hash & mask;
-      while (nodes[at].set != 0) {
-        at = (at + 1) & mask;
-      }
-      nodes[at] = node;
-    }
+  if (round_ + split_ > kFirst && 16 * size_ < kLeast * (round_ + split_)) {
+    shrink();
   }
-  shard.nodes.swap(nodes);
-  shard.mask = mask;
+  if (size_ == 0) {
+    overflow_ = LargeArray<Bucket>(kFirstOverflow);
+    overflow_used_ = 1;
+    overflow_free_ = {};
+  }
 }
 
 std::size_t BlockTable::memory_bytes() const {
-  std::size_t bytes = sizeof(*this);
-  for (const Shard& shard : shards_) {
-    bytes += shard.nodes.capacity() * sizeof(Node);
+  return sizeof(*this) + (std::max(round_ + split_, kFirst) + overflow_.size()) * sizeof(Bucket) +
+         overflow_free_.capacity() * sizeof(uint32_t);
+}
+
+// Splits one bucket into two.
+void BlockTable::grow() {
+  const std::size_t low = split_;
+  const std::size_t high = round_ + split_;
+  if (split_ == 0) {
+    const auto top = static_cast<std::size_t>(63 - __builtin_clzll(high));
+    segments_.at(top - kFirstBits + 1) = LargeArray<Bucket>(round_);
   }
-  return bytes;
+  take_all(bucket(low));
+  const std::size_t bit = round_;
+  for (const Node& node : moving_) {
+    append(bucket((node.hash & bit) != 0 ? high : low), node.hash, node.set);
+  }
+  if (++split_ == round_) {
+    round_ *= 2;
+    split_ = 0;
+  }
+}
+
+// Merges the last bucket into the one that it was split from.
+void BlockTable::shrink() {
+  if (split_ == 0) {
+    round_ /= 2;
+    split_ = round_;
+  }
+  --split_;
+  take_all(bucket(round_ + split_));
+  for (const Node& node : moving_) {
+    append(bucket(split_), node.hash, node.set);
+  }
+  if (split_ == 0) {
+    const auto top = static_cast<std::size_t>(63 - __builtin_clzll(round_));
+    segments_[top - kFirstBits + 1] = LargeArray<Bucket>();
+  }
+}
+
+// Adds a block that is not there to a bucket's chain.
+uint32_t& BlockTable::append(Bucket& bucket, uint64_t hash, uint32_t set) {
+  Bucket* at = &bucket;
+  while (at->more != 0) {
+    at = &overflow_[at->more];
+  }
+  std::size_t i = 0;
+  while (i < kPlaces && at->sets[i] != 0) {
+    ++i;
+  }
+  if (i == kPlaces) {
+    const bool inside = at >= overflow_.data() && at < overflow_.data() + overflow_.size();
+    const std::size_t position = inside ? static_cast<std::size_t>(at - overflow_.data()) : 0;
+    const uint32_t more = take_overflow();  // may move overflow_
+    at = inside ? &overflow_[position] : at;
+    at->more = more;
+    at = &overflow_[more];
+    i = 0;
+  }
+  at->hashes[i] = hash;
+  at->sets[i] = set;
+  return at->sets[i];
+}
+
+// Moves all blocks of a bucket's chain to moving_.
+void BlockTable::take_all(Bucket& bucket) {
+  moving_.clear();
+  Bucket* at = &bucket;
+  for (;;) {
+    for (std::size_t i = 0; i < kPlaces; ++i) {
+      if (at->sets[i] != 0) {
+        moving_.push_back({at->hashes[i], at->sets[i]});
+        at->sets[i] = 0;
+      }
+    }
+    const uint32_t more = at->more;
+    at->more = 0;
+    if (more == 0) {
+      return;
+    }
+    overflow_free_.push_back(more);
+    at = &overflow_[more];
+  }
+}
+
+uint32_t BlockTable::take_overflow() {
+  if (!overflow_free_.empty()) {
+    const uint32_t taken = overflow_free_.back();
+    overflow_free_.pop_back();
+    return taken;
+  }
+  if (overflow_used_ == overflow_.size()) {
+    if (2 * overflow_.size() > UINT32_MAX) {
+      throw std::length_error("too many blocks");
+    }
+    LargeArray<Bucket> larger(2 * overflow_.size());
+    std::copy_n(overflow_.data(), overflow_.size(), larger.data());
+    overflow_ = std::move(larger);
+  }
+  return static_cast<uint32_t>(overflow_used_++);
 }
 
 }  // namespace goodput

@@ -5,64 +5,104 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "large_vector.h"
+#include "large_array.h"
 
 namespace goodput {
 
-// Hash of a block -> ID of the set of instances that hold it (never 0). Open addressing in 64
-// shards, which grow and shrink one by one at different loads: no operation ever moves more than
-// a 64th of the table.
+// Hash of a block -> ID of the set of instances that hold it (never 0).
 //
-// Memory: 16 bytes a place, at most 5 places a block once a shard has more than a few.
+// Linear hashing (W. Litwin, VLDB 1980): buckets of one cache line are split and merged one at a
+// time, so that the table follows its contents without ever being moved as a whole. Blocks that
+// find no place in their bucket go into a chain of further ones.
+//
+// Memory: 64 bytes for 2.75 blocks, for 1.6 after many were forgotten; and 64 for one to five
+// blocks that overflow, about every tenth; those are used again, and given back when the table is
+// empty.
 class BlockTable {
  public:
-  struct Node {
-    uint64_t hash = 0;
-    uint32_t set = 0;  // 0: a free place
-  };
+  BlockTable();
 
   // The set of a block, 0 if no instance holds it.
   uint32_t find(uint64_t hash) const {
-    const Shard& shard = shards_[hash >> kShift];
-    for (std::size_t at = hash & shard.mask;; at = (at + 1) & shard.mask) {
-      const Node& node = shard.nodes[at];
-      if (node.hash == hash || node.set == 0) {
-        return node.set;
+    const Bucket* bucket = &home(hash);
+    for (;;) {
+      for (std::size_t i = 0; i < kPlaces; ++i) {
+        if (bucket->hashes[i] == hash && bucket->sets[i] != 0) {
+          return bucket->sets[i];
+        }
       }
+      if (bucket->more == 0) {
+        return 0;
+      }
+      bucket = &overflow_[bucket->more];
     }
   }
 
-  // Where the set of a block is kept. A new block has set 0 and must be given another. Valid until
-  // the next change of the table.
+  // Where the set of a block is kept. A new block has set 0 and must be given another before the
+  // next call. Valid until the next change of the table.
   uint32_t& place(uint64_t hash);
 
   // Forgets a block that is there.
   void erase(uint64_t hash);
 
   // Asks for the memory of a block that will be looked up soon.
-  void prefetch(uint64_t hash) const {
-    const Shard& shard = shards_[hash >> kShift];
-    __builtin_prefetch(&shard.nodes[hash & shard.mask]);
-  }
+  GOODPUT_PREFETCHES void prefetch(uint64_t hash) const { __builtin_prefetch(&home(hash)); }
 
   std::size_t size() const { return size_; }
   std::size_t memory_bytes() const;
 
  private:
-  static constexpr int kShift = 58;
-  static constexpr std::size_t kShards = 64;
+  static constexpr std::size_t kPlaces = 5;
+  static constexpr std::size_t kFirst = 64;  // buckets of the first segment, a power of two
 
-  struct Shard {
-    LargeVector<Node> nodes = LargeVector<Node>(4);
-    std::size_t mask = 3;
-    std::size_t size = 0;
+  // Places are taken from the front, and a further bucket only when all are.
+  struct alignas(64) Bucket {
+    uint64_t hashes[kPlaces];
+    uint32_t sets[kPlaces];  // 0: a free place
+    uint32_t more;           // bucket in overflow_, 0: none
   };
 
-  static void resize(Shard& shard, std::size_t places);
+  // Buckets 0 .. round_ + split_ - 1 exist; those before split_ have been split in this round.
+  std::size_t number(uint64_t hash) const {
+    const std::size_t low = hash & (round_ - 1);
+    return low < split_ ? hash & (2 * round_ - 1) : low;
+  }
+  // Segment 0 has the first kFirst buckets; each further one doubles their number.
+  const Bucket& bucket(std::size_t number) const {
+    if (number < kFirst) {
+      return segments_[0][number];
+    }
+    const auto top = static_cast<std::size_t>(63 - __builtin_clzll(number));
+    return segments_[top - kFirstBits + 1][number - (std::size_t{1} << top)];
+  }
+  Bucket& bucket(std::size_t number) {
+    return const_cast<Bucket&>(static_cast<const BlockTable*>(this)->bucket(number));
+  }
+  const Bucket& home(uint64_t hash) const { return bucket(number(hash)); }
 
-  std::array<Shard, kShards> shards_;
+  void grow();
+  void shrink();
+  uint32_t& append(Bucket& bucket, uint64_t hash, uint32_t set);
+  void take_all(Bucket& bucket);
+  uint32_t take_overflow();
+
+  static constexpr std::size_t kFirstBits = 6;
+  static_assert(kFirst == std::size_t{1} << kFirstBits);
+
+  std::array<LargeArray<Bucket>, 48> segments_;
+  std::size_t round_ = kFirst;
+  std::size_t split_ = 0;
   std::size_t size_ = 0;
+  LargeArray<Bucket> overflow_;  // the first is not used
+  std::size_t overflow_used_ = 1;
+  std::vector<uint32_t> overflow_free_;
+  struct Node {
+    uint64_t hash;
+    uint32_t set;
+  };
+  std::vector<Node> moving_;
 };
 
 }  // namespace goodput

@@ -9,7 +9,7 @@ may hold a block in several copies and tells of each; it is gone when the last o
 Limits: only the GPU's copy counts, not offloaded ones, and of a hybrid model's groups of layers only the first one with
 full attention. Blocks with images or embeddings in them, and blocks whose size is no multiple of 16 tokens, have no
 token keys. A chain told again from its beginning, of more than one block and all known, is taken for a report of reuse
-(vLLM's kv_cache_report_mode=full), not for further copies. At most MAX_BLOCKS blocks an instance, about 350 bytes each.
+(vLLM's kv_cache_report_mode=full), not for further copies. At most MAX_BLOCKS blocks an instance, about 250 bytes each.
 """
 
 from __future__ import annotations
