@@ -117,7 +117,8 @@ void PrefixIndex::extend(int slot, uint64_t parent, const uint64_t* hashes, std:
     }
     Ref ghost = lru.find(parent);  // only now: the last block behind it may have been dropped
     ghost = ghost == BlockLru::kNone ? lru.add_ghost(parent) : ghost;
-    append(slot, lru, hold(slot, lru, hashes[0], ghost, BlockLru::kNone), hashes + 1, n - 1);
+    const Ref first = hold(slot, lru, hashes[0], table_.find(hashes[0]), ghost, BlockLru::kNone);
+    append(slot, lru, first, hashes + 1, n - 1);
   }
   note_holes(slot, lru);
 }
@@ -179,12 +180,13 @@ void PrefixIndex::append(int slot, BlockLru& lru, Ref last, const uint64_t* hash
       table_.prefetch(hashes[i + kAhead]);
       lru.prefetch_bucket(hashes[i + kAhead]);
     }
-    if (!sets_.contains(table_.find(hashes[i]), slot)) {
+    const SlotSets::Id set = table_.find(hashes[i]);
+    if (!sets_.contains(set, slot)) {
       if (lru.full()) {
         drop(slot, lru, lru.oldest());
         dropping.step();
       }
-      last = hold(slot, lru, hashes[i], last, last);
+      last = hold(slot, lru, hashes[i], set, last, last);
       next = BlockLru::kNone;
       continue;
     }
@@ -196,22 +198,22 @@ void PrefixIndex::append(int slot, BlockLru& lru, Ref last, const uint64_t* hash
   }
 }
 
-PrefixIndex::Ref PrefixIndex::hold(int slot, BlockLru& lru, uint64_t hash, Ref before, Ref newer) {
+// Holds a block that the instance does not hold; set: that of the instances which do.
+PrefixIndex::Ref PrefixIndex::hold(int slot, BlockLru& lru, uint64_t hash, SlotSets::Id set,
+                                   Ref before, Ref newer) {
   const Ref entry = lru.add(hash, before, newer);
-  const SlotSets::Id with = sets_.with(table_.find(hash), slot);
-  table_.place(hash) = with;
+  if (set == SlotSets::kEmpty) {
+    table_.add(hash, sets_.with(set, slot));
+  } else {
+    table_.update(hash, [&](SlotSets::Id id) { return sets_.with(id, slot); });
+  }
   ++size_;
   return entry;
 }
 
 // The instance no longer holds a block that it held.
 void PrefixIndex::unset(int slot, uint64_t hash) {
-  const SlotSets::Id without = sets_.without(table_.find(hash), slot);
-  if (without == SlotSets::kEmpty) {
-    table_.erase(hash);
-  } else {
-    table_.place(hash) = without;
-  }
+  table_.update(hash, [&](SlotSets::Id id) { return sets_.without(id, slot); });
   --size_;
 }
 

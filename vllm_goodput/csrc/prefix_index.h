@@ -75,7 +75,7 @@ class PrefixIndex {
   const BlockLru& cache(int slot) const;
   BlockLru& cache(int slot);
   void append(int slot, BlockLru& lru, Ref last, const uint64_t* hashes, std::size_t n);
-  Ref hold(int slot, BlockLru& lru, uint64_t hash, Ref before, Ref newer);
+  Ref hold(int slot, BlockLru& lru, uint64_t hash, SlotSets::Id set, Ref before, Ref newer);
   void unset(int slot, uint64_t hash);
   void drop(int slot, BlockLru& lru, Ref entry);
   void note_holes(int slot, const BlockLru& lru);

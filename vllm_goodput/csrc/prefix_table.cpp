@@ -18,47 +18,29 @@ constexpr std::size_t kFirstOverflow = 16;
 
 BlockTable::BlockTable() : overflow_(kFirstOverflow) { segments_[0] = LargeArray<Bucket>(kFirst); }
 
-uint32_t& BlockTable::place(uint64_t hash) {
-  for (Bucket* at = &bucket(number(hash));; at = &overflow_[at->more]) {
-    for (std::size_t i = 0; i < kPlaces; ++i) {
-      if (at->hashes[i] == hash && at->sets[i] != 0) {
-        return at->sets[i];
-      }
-    }
-    if (at->more == 0) {
-      break;
-    }
-  }
+void BlockTable::add(uint64_t hash, uint32_t set) {
   if (16 * (size_ + 1) > kMost * (round_ + split_)) {
     grow();
   }
   ++size_;
-  return append(bucket(number(hash)), hash, 0);
+  append(bucket(number(hash)), hash, set);
 }
 
-void BlockTable::erase(uint64_t hash) {
-  Bucket* before = nullptr;
-  Bucket* at = &bucket(number(hash));
-  std::size_t i = 0;
-  while (at->hashes[i] != hash || at->sets[i] == 0) {
-    if (++i == kPlaces) {
-      i = 0;
-      before = at;
-      at = &overflow_[at->more];
-    }
-  }
+// Closes the place of a forgotten block in the bucket `at`, behind `before` in its chain.
+void BlockTable::close(Bucket* before, Bucket* at, std::size_t place) {
   // The chain's last block takes its place.
   Bucket* last = at;
   while (last->more != 0) {
     before = last;
     last = &overflow_[last->more];
   }
+  at->sets[place] = 1;  // so that it counts as taken
   std::size_t taken = kPlaces;
   while (last->sets[taken - 1] == 0) {
     --taken;
   }
-  at->hashes[i] = last->hashes[taken - 1];
-  at->sets[i] = last->sets[taken - 1];
+  at->hashes[place] = last->hashes[taken - 1];
+  at->sets[place] = last->sets[taken - 1];
   last->sets[taken - 1] = 0;
   --size_;
   if (taken == 1 && before != nullptr) {
@@ -117,7 +99,7 @@ void BlockTable::shrink() {
 }
 
 // Adds a block that is not there to a bucket's chain.
-uint32_t& BlockTable::append(Bucket& bucket, uint64_t hash, uint32_t set) {
+void BlockTable::append(Bucket& bucket, uint64_t hash, uint32_t set) {
   Bucket* at = &bucket;
   while (at->more != 0) {
     at = &overflow_[at->more];
@@ -137,7 +119,6 @@ uint32_t& BlockTable::append(Bucket& bucket, uint64_t hash, uint32_t set) {
   }
   at->hashes[i] = hash;
   at->sets[i] = set;
-  return at->sets[i];
 }
 
 // Moves all blocks of a bucket's chain to moving_.

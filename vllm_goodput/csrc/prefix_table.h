@@ -26,26 +26,39 @@ class BlockTable {
 
   // The set of a block, 0 if no instance holds it.
   uint32_t find(uint64_t hash) const {
-    const Bucket* bucket = &home(hash);
+    const Bucket* at = &home(hash);
     for (;;) {
-      for (std::size_t i = 0; i < kPlaces; ++i) {
-        if (bucket->hashes[i] == hash && bucket->sets[i] != 0) {
-          return bucket->sets[i];
-        }
+      const unsigned found = places(*at, hash);
+      if (found != 0) {
+        return at->sets[__builtin_ctz(found)];
       }
-      if (bucket->more == 0) {
+      if (at->more == 0) {
         return 0;
       }
-      bucket = &overflow_[bucket->more];
+      at = &overflow_[at->more];
     }
   }
 
-  // Where the set of a block is kept. A new block has set 0 and must be given another before the
-  // next call. Valid until the next change of the table.
-  uint32_t& place(uint64_t hash);
+  // Adds a block that is not there; set != 0.
+  void add(uint64_t hash, uint32_t set);
 
-  // Forgets a block that is there.
-  void erase(uint64_t hash);
+  // Gives a block that is there the set `change(its set)`; it is forgotten if that is 0.
+  template <typename Change>
+  void update(uint64_t hash, Change change) {
+    Bucket* before = nullptr;
+    Bucket* at = &bucket(number(hash));
+    unsigned found = places(*at, hash);
+    while (found == 0) {
+      before = at;
+      at = &overflow_[at->more];
+      found = places(*at, hash);
+    }
+    uint32_t& set = at->sets[__builtin_ctz(found)];
+    set = change(set);
+    if (set == 0) {
+      close(before, at, static_cast<std::size_t>(__builtin_ctz(found)));
+    }
+  }
 
   // Asks for the memory of a block that will be looked up soon.
   GOODPUT_PREFETCHES void prefetch(uint64_t hash) const { __builtin_prefetch(&home(hash)); }
@@ -82,9 +95,19 @@ class BlockTable {
   }
   const Bucket& home(uint64_t hash) const { return bucket(number(hash)); }
 
+  // Bit i: place i has the block.
+  static unsigned places(const Bucket& bucket, uint64_t hash) {
+    unsigned found = 0;
+    for (std::size_t i = 0; i < kPlaces; ++i) {
+      found |= static_cast<unsigned>((bucket.hashes[i] == hash) & (bucket.sets[i] != 0)) << i;
+    }
+    return found;
+  }
+
   void grow();
   void shrink();
-  uint32_t& append(Bucket& bucket, uint64_t hash, uint32_t set);
+  void append(Bucket& bucket, uint64_t hash, uint32_t set);
+  void close(Bucket* before, Bucket* at, std::size_t place);
   void take_all(Bucket& bucket);
   uint32_t take_overflow();
 
