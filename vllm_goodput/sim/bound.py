@@ -38,6 +38,8 @@ MAX_BINS_PER_SEGMENT = 64
 MIN_BINS = 16
 # A request's plans grow with its square.
 MAX_KINDS = 8
+# Variables of machine time in the exact problem; more take too long and too much memory.
+MAX_EXACT_FLOWS = 100_000
 # A bound that exceeds a whole number by less is that number.
 ROUNDING = 1e-6
 
@@ -96,7 +98,7 @@ def upper_bound(
         migration: also bound policies that continue requests on other instances, recomputing what they need there.
 
     Raises:
-        ConfigError: there is no instance, or `bins` is not positive.
+        ConfigError: there is no instance, `bins` is not positive, or the exact problem is too large.
     """
     if not instances:
         raise ConfigError("instances: at least one is required")
@@ -212,6 +214,11 @@ class _Program:
         """The most whole requests; `binary_plans`: each with one plan instead of a mixture."""
         if not len(self._class_first):
             return float(sum(self._plans.feasible))
+        flows = int((self._class_last - self._class_first).sum())
+        if flows > MAX_EXACT_FLOWS:
+            raise ConfigError(
+                f"exact: requests x instances x bins must be at most {MAX_EXACT_FLOWS}, got {flows}"
+            )
         matrix, limits, upper = self._constraints()
         integral = np.zeros(matrix.shape[1])
         requests, plans = len(self._plans.feasible), len(self._plans.plan_group)
