@@ -155,7 +155,7 @@ def test_empty_trace_and_wrong_arguments():
         upper_bound([], [])
     with pytest.raises(ConfigError, match="bins"):
         upper_bound([], [instance(8, 1, 2)], bins=0)
-    rows = [row(i / 1e3, 1, 10, e2el_ms=1000) for i in range(300)]
+    rows = [row(i / 1e3, 1, 10, e2el_ms=1000) for i in range(600)]
     with pytest.raises(ConfigError, match="exact"):
         upper_bound(rows, [instance(8, 1, 2)], exact=True)
 
