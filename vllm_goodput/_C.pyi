@@ -214,3 +214,10 @@ class GoodputChoice:
     ) -> int: ...
     @property
     def gains(self) -> npt.NDArray[np.float64]: ...
+
+def hit_tokens(
+    matched: npt.NDArray[np.int32],
+    block_size: npt.NDArray[np.int32],
+    tokens_per_block: float,
+    prompt_len: float,
+) -> npt.NDArray[np.float64]: ...

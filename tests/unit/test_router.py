@@ -107,14 +107,14 @@ def test_goodput_rejects_what_even_an_idle_pool_cannot_do():
 
 def test_goodput_holds_what_only_load_prevents_and_rejects_it_when_too_late():
     router = make("goodput", limit=1)
-    dispatch(router, request(0, e2el_ms=2_200))
-    waiting = request(1, e2el_ms=2_200)
+    dispatch(router, request(0, e2el_ms=1_900))
+    waiting = request(1, e2el_ms=1_900)
     decision = router.route(waiting, 0.0)
     assert isinstance(decision, Hold)
     assert 0 < decision.retry_at_s <= 0.5
-    assert isinstance(router.route(waiting, 2.0), Reject)
-    router.on_finished("r0", 100, 1.0)
-    assert dispatch(router, waiting, 1.0) == "fast"
+    assert isinstance(router.route(waiting, 1.7), Reject)
+    router.on_finished("r0", 100, 0.8)
+    assert dispatch(router, waiting, 0.8) == "fast"
 
 
 def test_requests_beyond_the_limit_wait_their_turn_in_the_prediction():

@@ -5,7 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "choice.h"
@@ -44,6 +45,21 @@ void evaluate(Pool& pool, const Slots& slots, const std::optional<Doubles>& hits
   }
   pool.evaluate(slots.data(), static_cast<std::size_t>(slots.size()), hits ? hits->data() : nullptr,
                 demand, output_len, now_s);
+}
+
+Doubles hit_tokens(const Slots& matched, const Slots& block_size, double tokens_per_block,
+                   double prompt_len) {
+  if (matched.size() > block_size.size()) {
+    throw py::value_error("block_size must have an entry for each of matched");
+  }
+  Doubles out(matched.size());
+  const double most = std::max(0.0, prompt_len - 1.0);
+  for (py::ssize_t i = 0; i < matched.size(); ++i) {
+    const double block = block_size.data()[i];
+    const double usable = std::min(matched.data()[i] * tokens_per_block, most);
+    out.mutable_data()[i] = std::floor(usable / block) * block;
+  }
+  return out;
 }
 
 void progress_all(Pool& pool, const Handles& handles, const Doubles& tokens) {
@@ -130,7 +146,8 @@ void bind_pool(py::module_& m) {
       .def("quantile", &Lengths::quantile, py::arg("q"))
       .def("cdf", &Lengths::cdf, py::arg("length"))
       .def("remaining", &Lengths::remaining, py::arg("generated"), py::arg("q"))
-      .def("ends_within", &Lengths::ends_within, py::arg("generated"), py::arg("more"))
+      .def("ends_within", py::overload_cast<double, double>(&Lengths::ends_within, py::const_),
+           py::arg("generated"), py::arg("more"))
       .def_property_readonly("logs", [](const Lengths& l) { return copy_of(l.logs()); });
   py::class_<Demand>(m, "Demand", "What a request asks of an instance.")
       .def(py::init([](double prompt_len, double generated, double deadline_s,
@@ -140,6 +157,9 @@ void bind_pool(py::module_& m) {
            }),
            py::arg("prompt_len"), py::arg("generated"), py::arg("deadline_s"),
            py::arg("ttft_deadline_s"), py::arg("tpot_slo_s"), py::arg("streaming"));
+  m.def("hit_tokens", &hit_tokens, py::arg("matched"), py::arg("block_size"),
+        py::arg("tokens_per_block"), py::arg("prompt_len"),
+        "See router/prefix.py, Blocks.hit_tokens.");
   bind_candidates(m);
   bind_booking(m);
   py::class_<Pool>(m, "Pool", "Bookings, speeds and predictions of a pool; see csrc/pool.h.")

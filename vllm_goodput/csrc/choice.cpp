@@ -14,6 +14,8 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 // Weight of the past in the mean size, per request.
 constexpr double kDecay = 0.98;
 constexpr double kMinSizeS = 1e-9;
+// So many candidates are looked at closely; in a large pool that is near enough to the best.
+constexpr int kLooks = 8;
 
 }  // namespace
 
@@ -45,13 +47,15 @@ int GoodputChoice::choose(Pool& pool, const Demand& demand, const Lengths& lengt
     const double occupancy = static_cast<double>(c.in_flight[k]) / c.limit[k];
     const double total = c.queue_s[k] + c.prefill_s[k] + c.decode_s[k];
     score_[k] = occupancy + (left < kInf ? settings_.urgency_weight * total / left : 0.0);
-    const double price =
-        settings_.min_price + settings_.occupancy_price * std::min(1.0, occupancy) *
-                                  std::pow(relative_size(c, k, learn), settings_.size_exponent);
-    if (c.known[k]) {
-      worth_[k] = c.chance[k] - price;
-    } else {
+    if (!c.known[k]) {
       worth_[k] = c.in_flight[k] < settings_.max_unmeasured ? 1.0 : -1.0;
+      continue;
+    }
+    const double size = relative_size(c, k, learn);
+    worth_[k] = c.chance[k] - settings_.min_price;
+    if (worth_[k] > 0.0) {
+      worth_[k] -= settings_.occupancy_price * std::min(1.0, occupancy) *
+                   std::pow(size, settings_.size_exponent);
     }
   }
   return pick(pool, demand, now_s);
@@ -71,7 +75,8 @@ int GoodputChoice::pick(Pool& pool, const Demand& demand, double now_s) {
   };
   gather(enough);
   std::make_heap(order_.begin(), order_.end(), busier);
-  for (auto end = order_.end(); end != order_.begin(); --end) {
+  looks_ = kLooks;
+  for (auto end = order_.end(); end != order_.begin() && looks_ > 0; --end) {
     const int k = order_.front();
     std::pop_heap(order_.begin(), end, busier);
     if (gain(pool, demand, k, now_s) > enough) {
@@ -89,7 +94,8 @@ int GoodputChoice::pick_best(Pool& pool, const Demand& demand, double now_s) {
   std::make_heap(order_.begin(), order_.end(), less);
   double best = 0.0;
   int chosen = -1;
-  for (auto end = order_.end(); end != order_.begin(); --end) {
+  looks_ = kLooks;
+  for (auto end = order_.end(); end != order_.begin() && looks_ > 0; --end) {
     const int k = order_.front();
     if (chosen >= 0 && worth_[k] < best - settings_.tolerance) {
       break;
@@ -119,6 +125,7 @@ void GoodputChoice::gather(double above) {
 
 double GoodputChoice::gain(Pool& pool, const Demand& demand, int k, double now_s) {
   if (std::isnan(gains_[k])) {
+    --looks_;
     const Candidates& c = pool.candidates();
     const double prefill = demand.prompt_len - c.hit_tokens[k];
     gains_[k] = worth_[k] - pool.harm(c.slot[k], prefill, now_s);

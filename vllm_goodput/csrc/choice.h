@@ -15,8 +15,8 @@ namespace goodput {
 struct ChoiceSettings {
   double stretch = 1.05;         // of predicted times
   double min_price = 0.05;       // asked on an idle instance
-  double occupancy_price = 0.9;  // added at full occupancy, for a request of mean size
-  double size_exponent = 0.9;
+  double occupancy_price = 0.4;  // added at full occupancy, for a request of mean size
+  double size_exponent = 1.75;
   double tolerance = 0.03;  // gains so close to the best count as equal
   double urgency_weight = 0.1;
   int max_unmeasured = 2;  // requests that an instance never measured may have
@@ -52,6 +52,7 @@ class GoodputChoice {
   std::vector<double> mean_size_s_;  // by slot; NaN: none yet
   std::vector<double> worth_, gains_, score_;
   std::vector<int> order_;
+  int looks_ = 0;  // left
 };
 
 }  // namespace goodput

@@ -50,11 +50,10 @@ double Lengths::remaining(double generated, double q) const {
   return std::max(1.0, total - generated);
 }
 
-double Lengths::ends_within(double generated, double more) const {
+double Lengths::ends_within(double generated, double more, double passed) const {
   if (!(more > 0.0)) {
     return 0.0;
   }
-  const double passed = cdf(generated);
   if (passed < 1.0) {
     return (cdf(generated + more) - passed) / (1.0 - passed);
   }

@@ -22,7 +22,11 @@ class Lengths {
   // The q-quantile of what is left after `generated` tokens, at least 1 token.
   double remaining(double generated, double q) const;
   // Probability that at most `more` tokens come after `generated`.
-  double ends_within(double generated, double more) const;
+  double ends_within(double generated, double more) const {
+    return ends_within(generated, more, cdf(generated));
+  }
+  // The same where cdf(generated) is known.
+  double ends_within(double generated, double more, double passed) const;
 
   const std::vector<double>& logs() const { return logs_; }
   double cap() const { return cap_; }

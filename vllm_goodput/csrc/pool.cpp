@@ -25,6 +25,8 @@ constexpr double kRebaseS = 64.0 * kRateWindowS;
 constexpr double kSameStepS = 0.003;
 // An expected wait for a free sequence is used for so long unless a booking changes it.
 constexpr double kSlotWaitValidS = 0.25;
+// The next finish is looked for among so many bookings.
+constexpr std::size_t kFinishLooks = 500;
 constexpr double kMedian = 0.5;
 constexpr double kMinTimeS = 1e-9;
 
@@ -108,6 +110,7 @@ int64_t Pool::book(int slot, const Demand& demand, double hit_tokens, double ttf
   booking.ttft_s = ttft_s;
   booking.tpot_s = std::max(kMinTimeS, tpot_s);
   booking.tokens = demand.generated;
+  booking.passed = booking.lengths->cdf(booking.tokens);
   booking.saturated = in_flight(slot) >= instance.limit;
   if (instance.queued_prefill <= 0.0) {
     instance.served_since_s = now_s;
@@ -143,6 +146,7 @@ void Pool::first_token(int64_t handle, double now_s) {
   }
   booking.first = true;
   booking.tokens = std::max(booking.tokens, booking.demand.generated + 1.0);
+  booking.passed = booking.lengths->cdf(booking.tokens);
   booking.tokens_at_mark = booking.demand.generated + 1.0;
   booking.mark = {now_s, instance.sequence_seconds,
                   instance.prompt_tokens - instance.queued_prefill};
@@ -153,7 +157,10 @@ void Pool::first_token(int64_t handle, double now_s) {
 
 void Pool::progress(int64_t handle, double tokens) {
   Booking& booking = get(handle);
-  booking.tokens = std::max(booking.tokens, tokens);
+  if (tokens > booking.tokens) {
+    booking.tokens = tokens;
+    booking.passed = booking.lengths->cdf(tokens);
+  }
 }
 
 void Pool::release(int64_t handle, double output_len, double now_s) {
@@ -240,6 +247,7 @@ void Pool::evaluate(const int* slots, std::size_t count, const double* hits, con
 
 void Pool::chances(const Demand& demand, const Lengths& lengths, double stretch, double now_s) {
   Candidates& c = candidates_;
+  const double passed = lengths.cdf(demand.generated);
   for (std::size_t k = 0; k < c.size(); ++k) {
     const double ttft = (c.queue_s[k] + c.prefill_s[k]) * stretch;
     const double tpot = c.tpot_s[k] * stretch;
@@ -249,8 +257,8 @@ void Pool::chances(const Demand& demand, const Lengths& lengths, double stretch,
     } else if (left == kInf) {
       c.chance[k] = 1.0;
     } else {
-      c.chance[k] =
-          lengths.ends_within(demand.generated, 1.0 + (left - c.offset_s[k] * stretch) / tpot);
+      const double tokens = 1.0 + (left - c.offset_s[k] * stretch) / tpot;
+      c.chance[k] = lengths.ends_within(demand.generated, tokens, passed);
     }
   }
 }
@@ -301,7 +309,9 @@ double Pool::still_within(const Instance& instance, const Booking& booking, doub
   if (tokens > chunks) {
     tokens = (left - behind) / tpot_s;
   }
-  return booking.lengths->ends_within(generated(booking, now_s), tokens);
+  const double made = generated(booking, now_s);
+  const double passed = made == booking.tokens ? booking.passed : booking.lengths->cdf(made);
+  return booking.lengths->ends_within(made, tokens, passed);
 }
 
 double Pool::chance_to_stay(int64_t handle, double now_s) {
@@ -348,8 +358,13 @@ double Pool::next_finish_s(int slot, double now_s) {
 
 double Pool::soonest_finish_s(double now_s) {
   double soonest = kInf;
+  std::size_t looked = 0;
   for (int slot : candidates_.slot) {
     soonest = std::min(soonest, next_finish_s(slot, now_s));
+    looked += at(slot).bookings.size();
+    if (looked > kFinishLooks) {
+      break;  // among so many some finish soon
+    }
   }
   return soonest;
 }

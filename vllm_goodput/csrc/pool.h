@@ -53,6 +53,7 @@ struct Booking {
   double prefilled_before = 0.0;  // of its instance when it was dispatched
   double prompt_mark = 0.0;       // the instance's count of prompt tokens at dispatch
   double tokens = 0.0;            // output tokens so far
+  double passed = 0.0;            // probability that it would have ended by now
   double moved_s = -kInf;         // when it last moved here from another instance
   int moves = 0;
   double booked_tokens = 0.0;  // its share of the instance's

@@ -22,7 +22,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_goodput._C import text_keys, token_keys
+from vllm_goodput._C import hit_tokens, text_keys, token_keys
 
 TOKENS_PER_KEY = 16
 BYTES_PER_KEY = 64
@@ -63,9 +63,9 @@ class Blocks:
             prompt_len: tokens of the whole prompt, exact or estimated.
             block_size: tokens per block of each instance's prefix cache.
         """
-        usable = np.minimum(matched * self.tokens_per_block, max(0, prompt_len - 1))
-        hits: NDArray[np.float64] = np.floor(usable / block_size) * block_size
-        return hits
+        if isinstance(block_size, int):
+            block_size = np.full(len(matched), block_size, np.int32)
+        return hit_tokens(matched, block_size, self.tokens_per_block, prompt_len)
 
 
 def token_blocks(token_ids: list[int], model: str | None, salt: str | None = None) -> Blocks | None:

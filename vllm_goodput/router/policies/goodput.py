@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from vllm_goodput.router.router import Router
 
 # Chance asked of any request on an idle instance, and what full occupancy adds for a request of mean size.
-MIN_PRICE, OCCUPANCY_PRICE = 0.05, 0.5
-SIZE_EXPONENT = 0.9
+MIN_PRICE, OCCUPANCY_PRICE = 0.05, 0.4
+SIZE_EXPONENT = 1.75
 # Gains this close to the best count as equal; then occupancy decides, and a little T / deadline.
 TOLERANCE, URGENCY_WEIGHT = 0.03, 0.1
 # A request is held only while some idle instance would give it this chance.
