@@ -28,6 +28,7 @@ from benchmarks.sim_validation_fit import Comparison, compare, fit, predict
 from benchmarks.sim_validation_live import Measured, measure
 from benchmarks.sim_validation_loops import compare_loops
 from vllm_goodput.bench.report import terminal_table
+from vllm_goodput.cli.output import make_console
 from vllm_goodput.emulation import MAX_VALID_OVERRUN_FRACTION
 from vllm_goodput.errors import GoodputError
 from vllm_goodput.sim import Overheads
@@ -43,6 +44,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the traces")
     parser.add_argument("--pool", choices=sorted(POOLS), help="measure this one only")
+    parser.add_argument("--policies", nargs="+", metavar="NAME", help="measure these only")
     parser.add_argument("--save", type=Path, metavar="PATH", help="keep what was measured here")
     parser.add_argument(
         "--load",
@@ -62,7 +64,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, simulate, compare."""
     args = parse_args(argv)
-    console = Console(stderr=True, highlight=False)
+    console = make_console(stderr=True)
     if args.loops:
         common.write(compare_loops(console), args.json)
         return 0
@@ -126,7 +128,13 @@ async def _measure(args: argparse.Namespace, console: Console) -> list[Measured]
     for pool in POOLS:
         if args.pool not in (None, pool):
             continue
-        cells = [cell for cell in CELLS if cell.pool == pool]
+        cells = [
+            cell
+            for cell in CELLS
+            if cell.pool == pool and (not args.policies or cell.policy in args.policies)
+        ]
+        if not cells:
+            continue
         async for one in measure(cells, args.duration_s, args.seed, console):
             found.append(one)
             if args.save:

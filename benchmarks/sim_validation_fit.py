@@ -29,19 +29,40 @@ from vllm_goodput.sim import Overheads, SimOptions, simulate
 QUANTILES = (25, 50, 75, 95)
 # Fields of Overheads that are fitted, with where the search begins and how far it steps.
 FITTED = {"request_s": (0.006, 0.004), "token_s": (0.003, 0.002), "prompt_token_s": (2e-6, 2e-6)}
+# A small shift in time sends a request elsewhere, and that the next one; so predictions are medians over many runs in
+# which every request's way takes some other time, as in reality.
+REPEATS, JITTER_S = 15, 0.003
 LEAST_SHRINK = 1 / 16  # steps are halved where none helps
 MAX_TURNS = 30
 
 
-def predict(cell: Cell, duration_s: float, seed: int, overheads: Overheads) -> list[Record]:
-    """Simulate a cell."""
+def predict(cell: Cell, duration_s: float, seed: int, overheads: Overheads) -> list[list[Record]]:
+    """Simulate a cell several times, with other jitter each time."""
+    fixed_s = max(0.0, overheads.request_s - JITTER_S)
+    jittered = replace(overheads, request_s=fixed_s, jitter_s=JITTER_S)
+    return [simulate_once(cell, duration_s, seed, jittered, repeat) for repeat in range(REPEATS)]
+
+
+def simulate_once(
+    cell: Cell, duration_s: float, seed: int, overheads: Overheads, repeat: int = 0
+) -> list[Record]:
+    """Simulate a cell.
+
+    Args:
+        cell: which.
+        duration_s: of the trace.
+        seed: of the trace.
+        overheads: of HTTP.
+        repeat: seed of the jitter.
+    """
     config = deployment(cell.pool).gateway.router.model_copy(update={"policy": cell.policy})
     options = SimOptions(
         overheads=overheads,
         probe_word_tokens=WORD_TOKENS,
         timeout_s=CLIENT_TIMEOUT_S,
         model="tiny",
-        migration=False,  # the gateway's engines cannot
+        migration=False,  # nothing moves in what is measured
+        seed=repeat,
     )
     router = Router(config, make_predictor(config))
     return simulate(trace(cell, duration_s, seed), instances(cell.pool), router, options=options)
@@ -54,7 +75,9 @@ def fit(measured: Measured, duration_s: float, seed: int) -> Overheads:
     """
 
     def distance(overheads: Overheads) -> float:
-        return _distance(measured.records, predict(measured.cell, duration_s, seed, overheads))
+        return _distance(
+            measured.records, simulate_once(measured.cell, duration_s, seed, overheads)
+        )
 
     best = Overheads(**{name: start for name, (start, _) in FITTED.items()})
     least, shrink = distance(best), 1.0
@@ -76,12 +99,21 @@ def fit(measured: Measured, duration_s: float, seed: int) -> Overheads:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell, measured and simulated; goodput in req/s, E2EL in ms."""
+    """A cell, measured and simulated (median of repeats); goodput in req/s, E2EL in ms.
+
+    Args:
+        cell: which.
+        goodput, p50, p95: measured, simulated.
+        spread: standard deviation of the simulated P95 over repeats, relative to its mean.
+        overrun_fraction: of the engine with the most.
+        overruns: by engine.
+    """
 
     cell: Cell
     goodput: tuple[float, float]
     p50: tuple[float, float]
     p95: tuple[float, float]
+    spread: float
     overrun_fraction: float
     overruns: dict[str, dict[str, Any]]
 
@@ -112,25 +144,32 @@ class Comparison:
             "cell": self.cell.name,
             **{name: {"measured": real, "simulated": sim} for name, (real, sim) in figures.items()},
             **self.errors,
+            "e2el_p95_spread": self.spread,
             "overrun_fraction": self.overrun_fraction,
             "valid": self.valid,
             "overruns": self.overruns,
         }
 
 
-def compare(measured: Measured, simulated: Sequence[Record]) -> Comparison:
-    """Hold a simulated cell against the measured one."""
+def compare(measured: Measured, simulated: Sequence[Sequence[Record]]) -> Comparison:
+    """Hold repeats of a simulated cell against the measured one."""
     duration_s = max(r.arrival_s for r in measured.records)
-    real, sim = (summarise(records, duration_s) for records in (measured.records, simulated))
+    real = summarise(measured.records, duration_s)
+    repeats = [summarise(records, duration_s) for records in simulated]
+
+    def values(name: str) -> list[float]:
+        return [float(summary[name] or 0.0) for summary in repeats]
 
     def pair(name: str) -> tuple[float, float]:
-        return float(real[name] or 0.0), float(sim[name] or 0.0)
+        return float(real[name] or 0.0), float(np.median(values(name)))
 
+    p95 = values("p95_e2el_ms")
     return Comparison(
         measured.cell,
         pair("request_goodput"),
         pair("p50_e2el_ms"),
         pair("p95_e2el_ms"),
+        float(np.std(p95) / np.mean(p95)),
         measured.overrun_fraction,
         measured.overruns,
     )

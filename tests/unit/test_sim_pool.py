@@ -410,3 +410,26 @@ def test_the_router_knows_which_prompts_begin_alike():
         router = Remembering(["slow", "fast"])
         simulate([row(0.0, 400, 2, **first), row(5.0, 400, 2, **second)], pool(), router)
         assert router.hits == [0.0, hits]  # the first was sent to the slow one
+
+
+def test_jitter_is_by_seed():
+    def run(seed, jitter_s=0.01):
+        overheads = Overheads(jitter_s=jitter_s)
+        options = SimOptions(overheads=overheads, seed=seed)
+        return simulate(trace(), pool(), make_router(), options=options)
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+    assert run(1, 0.0) == run(2, 0.0)
+    (record,) = simulate(
+        [row()],
+        pool()[:1],
+        Scripted(["fast"]),
+        options=SimOptions(overheads=Overheads(jitter_s=0.5)),
+    )
+    assert record.ttft_s > alone_s(H100, 100, 1) + 0.006
+
+
+def test_overheads_are_checked():
+    with pytest.raises(ConfigError, match="overheads: jitter_s must be a number >= 0, got -1"):
+        Overheads(jitter_s=-1)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import sim_validation
 from benchmarks.sim_validation_cells import CELLS, Cell, deployment, instances
-from benchmarks.sim_validation_fit import compare, fit, predict
+from benchmarks.sim_validation_fit import REPEATS, compare, fit, predict, simulate_once
 from benchmarks.sim_validation_live import Measured
 from vllm_goodput.sim import Overheads
 from vllm_goodput.sim.pool_file import load_pool
@@ -25,7 +25,7 @@ def pretended(cell=LIGHT, overruns=NO_OVERRUNS, factor=1.0):
     """A measurement that is a simulation with known constants, its latencies stretched."""
     records = [
         replace(r, ttft_s=r.ttft_s * factor, e2el_s=r.e2el_s * factor)
-        for r in predict(cell, 20.0, 0, TRUE)
+        for r in simulate_once(cell, 20.0, 0, TRUE)
     ]
     return Measured(cell, records, overruns)
 
@@ -34,12 +34,13 @@ def test_the_fit_finds_what_was_added():
     found = fit(pretended(), 20.0, 0)
     # How the two parts before and after the engine share the time to the first token is less certain.
     assert found.request_s + found.token_s == pytest.approx(0.030, abs=0.003)
-    comparison = compare(pretended(), predict(LIGHT, 20.0, 0, found))
-    assert max(comparison.errors.values()) < 0.01
+    repeats = predict(LIGHT, 20.0, 0, found)
+    assert len(repeats) == REPEATS
+    assert max(compare(pretended(), repeats).errors.values()) < 0.01
 
 
 def test_errors_are_relative_to_what_was_measured():
-    comparison = compare(pretended(factor=1.25), predict(LIGHT, 20.0, 0, TRUE))
+    comparison = compare(pretended(factor=1.25), [pretended().records])
     assert comparison.errors["e2el_p50_error"] == pytest.approx(0.2)
     assert comparison.errors["e2el_p95_error"] == pytest.approx(0.2)
     met = [r.outcome == "met" for r in pretended(factor=1.25).records]
@@ -48,7 +49,7 @@ def test_errors_are_relative_to_what_was_measured():
 
 
 def test_targets_are_about_valid_cells_that_nothing_was_fitted_on():
-    simulated = predict(LIGHT, 20.0, 0, TRUE)
+    simulated = [pretended().records]
     bad = {"l40s": {"overrun_fraction": 0.06}, "t4": {"overrun_fraction": 0.0}}
     held_out = replace(LIGHT, fitted=False)
     comparisons = [

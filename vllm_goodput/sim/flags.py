@@ -72,7 +72,7 @@ def _add_study(group: Any) -> None:
         type=int,
         default=[0],
         metavar="N",
-        help="seeds of the generated workload and of random policies; results are over all of them",
+        help="seeds of the generated workload, of the jitter and of random policies; results are over all of them",
     )
     group.add_argument(
         "--use-max-tokens",
@@ -170,6 +170,12 @@ def _add_engines(group: Any) -> None:
     )
     group.add_argument(
         "--token-overhead-ms", type=float, help="from the end of a step to the client, ms"
+    )
+    group.add_argument(
+        "--jitter-ms",
+        type=float,
+        default=1.0,
+        help="mean of a random time that each request takes longer to reach the engine, ms",
     )
     group.add_argument(
         "--probe-word-tokens",

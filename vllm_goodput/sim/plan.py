@@ -67,6 +67,7 @@ def _options(args: argparse.Namespace) -> SimOptions:
             args.request_overhead_ms, "--request-overhead-ms", defaults.request_s
         ),
         token_s=_milliseconds(args.token_overhead_ms, "--token-overhead-ms", defaults.token_s),
+        jitter_s=_milliseconds(args.jitter_ms, "--jitter-ms", 0.0),
     )
     return SimOptions(
         overheads=overheads,

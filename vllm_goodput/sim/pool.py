@@ -3,8 +3,8 @@
 """A pool of simulated instances behind a real Router: one trace in, one Record per request out.
 
 The router gets what the gateway gives it: the same request descriptions, predictions asked for once per request, held
-requests asked again when it said, first tokens, token counts and ends. Nothing is random: equal arguments give equal
-records.
+requests asked again when it said, first tokens, token counts and ends. Only the jitter of overheads is random,
+by a seed: equal arguments give equal records.
 """
 
 from __future__ import annotations

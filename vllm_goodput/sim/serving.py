@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -58,6 +59,7 @@ class Serving:
         self._open: dict[str, Job] = {}  # dispatched, by request id
         self._by_seq: dict[Seq, Job] = {}
         self._held = 0
+        self._rng = random.Random(options.seed)
 
     def records(self) -> list[Record]:
         """One per request that arrived; what is open is ended as interrupted."""
@@ -178,7 +180,11 @@ class Serving:
         job.note_dispatch(dispatch, now_s)
         self._open[job.info.request_id] = job
         member = self._members[dispatch.instance]
-        self._send(job, member, self._options.overheads.submit_s(job.row.prompt_len))
+        overheads = self._options.overheads
+        delay_s = overheads.submit_s(job.row.prompt_len)
+        if overheads.jitter_s > 0:
+            delay_s += self._rng.expovariate(1.0 / overheads.jitter_s)
+        self._send(job, member, delay_s)
 
     def _send(self, job: Job, member: Member, delay_s: float) -> None:
         job.member = member

@@ -68,11 +68,19 @@ class Overheads:
         request_s: from the router's decision until the engine knows the request.
         prompt_token_s: the same per prompt token.
         token_s: from the end of a step until its tokens are with the client.
+        jitter_s: mean of a random time (exponential) that each request takes longer to reach the engine.
     """
 
     request_s: float = 0.004
     prompt_token_s: float = 0.0
     token_s: float = 0.002
+    jitter_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("request_s", "prompt_token_s", "token_s", "jitter_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"overheads: {name} must be a number >= 0, got {value!r}")
 
     def submit_s(self, prompt_len: int) -> float:
         """From the decision until the engine knows a request of this length."""
@@ -119,6 +127,7 @@ class SimOptions:
         model: name that requests ask for.
         remeasure_s: an idle instance is measured again, at most this often, when requests were rejected as infeasible
             since it was measured, as the gateway does; None: never.
+        seed: of the jitter in `overheads`.
     """
 
     progress_interval_s: float = 0.25
@@ -134,6 +143,7 @@ class SimOptions:
     streaming: bool = True
     model: str | None = None
     remeasure_s: float | None = 30.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.progress_interval_s >= 0:

@@ -59,7 +59,7 @@ class Study:
         instances: the pool.
         router: configuration; its policy and seed are replaced.
         policies: to compare; each gets every trace.
-        seeds: of traces and policies.
+        seeds: of traces, policies and jitter.
         trace: the trace of a seed.
         options: of every simulation.
     """
@@ -101,7 +101,8 @@ class Study:
         config = self.router.model_copy(update={"policy": policy, "seed": seed})
         router = Router(config, make_predictor(config))
         started_s = time.perf_counter()
-        simulation = Simulation(rows, self.instances, router, self.options, observer)
+        options = replace(self.options, seed=seed)
+        simulation = Simulation(rows, self.instances, router, options, observer)
         records = simulation.run(stop)
         wall_s = time.perf_counter() - started_s
         return Run(policy, seed, trace_duration_s(rows), records, simulation.stats(), wall_s)
