@@ -97,7 +97,7 @@ BlockLru::Ref BlockLru::take(uint64_t hash) {
       entries_.reserve(entries_.size() < capacity_ ? std::min(twice, capacity_) : twice);
     }
     entries_.push_back({});
-    if (entries_.size() > buckets_.size()) {
+    if (4 * entries_.size() > 3 * buckets_.size()) {
       grow_buckets();
     }
   }

@@ -17,7 +17,7 @@ namespace goodput {
 // this instance's chains have holes. A ghost keeps nothing but the number of blocks behind it:
 // there are never more ghosts than blocks.
 //
-// Memory: 32 bytes an entry plus 4 to 8 for finding it, twice that at most where all have ghosts.
+// Memory: 32 bytes an entry plus 5 to 11 for finding it, twice that at most where all have ghosts.
 class BlockLru {
  public:
   using Ref = uint32_t;

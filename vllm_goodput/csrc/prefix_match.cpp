@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kParts = 32;
 constexpr std::size_t kFewParts = 6;
 constexpr std::size_t kFewSlots = 4;
-constexpr std::size_t kAhead = 8;
+constexpr std::size_t kTogether = 16;
 
 // A set of slots in W words, of which only those in `active` are read: where few slots are left,
 // few words are touched.
@@ -73,59 +73,6 @@ void split(Slots<W>& slots, const uint64_t* set, Slots<W>& out) {
   }
 }
 
-// Looks up every `step`th block of [begin, end) in turn. Memory is asked for in advance: that of a
-// block's place in the table 2 * kAhead blocks before it is needed, that of its set kAhead before.
-class Sets {
- public:
-  Sets(const BlockTable& table, const SlotSets& sets, const uint64_t* hashes, std::size_t begin,
-       std::size_t step, std::size_t end)
-      : table_(table), sets_(sets), hashes_(hashes), asked_(begin), step_(step), end_(end) {
-    found_at_ = begin;
-    for (std::size_t i = 0; i < kAhead; ++i) {
-      ask();
-    }
-    for (std::size_t i = 0; i < kAhead; ++i) {
-      ask();
-      find();
-    }
-  }
-
-  uint32_t next() {
-    const uint32_t set = found_[turn_ % kAhead];
-    ask();
-    find();
-    return set;
-  }
-
- private:
-  GOODPUT_PREFETCHES void ask() {
-    if (asked_ < end_) {
-      table_.prefetch(hashes_[asked_]);
-      asked_ += step_;
-    }
-  }
-
-  GOODPUT_PREFETCHES void find() {
-    if (found_at_ < end_) {
-      const uint32_t set = table_.find(hashes_[found_at_]);
-      sets_.prefetch(set);
-      found_[turn_ % kAhead] = set;
-      found_at_ += step_;
-    }
-    ++turn_;
-  }
-
-  const BlockTable& table_;
-  const SlotSets& sets_;
-  const uint64_t* hashes_;
-  std::size_t asked_;
-  std::size_t found_at_;
-  std::size_t step_;
-  std::size_t end_;
-  std::size_t turn_ = 0;
-  std::array<uint32_t, kAhead> found_;
-};
-
 template <std::size_t W>
 class Matcher {
  public:
@@ -158,26 +105,57 @@ class Matcher {
       return;
     }
     const std::size_t step = step_of(length, slots);
-    Sets sets(table_, sets_, hashes_, low + step, step, high);
     Slots<W> ending;
-    uint32_t before = SlotSets::kEmpty;  // the set of the part's first block, where it is known
-    for (std::size_t at = low + step; at < high; at += step) {
-      const uint32_t set = sets.next();
-      if (set == before && set != SlotSets::kEmpty) {
-        low = at;
-        continue;
-      }
-      split(slots, sets_.bits(set), ending);
-      if (ending.active != 0) {
-        search(low, at, ending);
-        if (slots.active == 0) {
-          return;
+    uint32_t before = SlotSets::kEmpty;  // the set of the block `low`, where it is known
+    const bool all = scan(low + step, step, high, [&](std::size_t at, uint32_t set) {
+      if (set != before || set == SlotSets::kEmpty) {
+        split(slots, sets_.bits(set), ending);
+        if (ending.active != 0) {
+          search(low, at, ending);
         }
       }
       before = set;
       low = at;
+      return slots.active != 0;
+    });
+    if (all) {
+      search(low, high, slots);
     }
-    search(low, high, slots);
+  }
+
+  // Calls visit(position, set) for every `step`th block from `begin` until it returns false or the
+  // next would be `end`, whether it never did. Looks up a few blocks at a time, so that the memory
+  // of their places in the table, and then that of their sets, is on its way together.
+  template <typename Visit>
+  bool scan(std::size_t begin, std::size_t step, std::size_t end, Visit visit) const {
+    std::array<uint32_t, kTogether> found;
+    std::size_t asked = ask(begin, step, end);
+    for (std::size_t at = begin; at < end;) {
+      const std::size_t first = at;
+      const std::size_t last = asked;
+      std::size_t count = 0;
+      for (; at < last; at += step) {
+        found[count] = table_.find(hashes_[at]);
+        sets_.template prefetch<W>(found[count]);
+        ++count;
+      }
+      asked = ask(at, step, end);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (!visit(first + i * step, found[i])) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  // Asks for up to kTogether blocks' places in the table; returns the position behind them.
+  GOODPUT_PREFETCHES std::size_t ask(std::size_t at, std::size_t step, std::size_t end) const {
+    for (std::size_t i = 0; i < kTogether && at < end; ++i) {
+      table_.prefetch(hashes_[at]);
+      at += step;
+    }
+    return at;
   }
 
   static std::size_t step_of(std::size_t length, const Slots<W>& slots) {
@@ -201,13 +179,13 @@ class Matcher {
     for_each(slots, [&](std::size_t slot) {
       longest = std::max(longest, static_cast<std::size_t>(out_[slot]));
     });
-    Sets sets(table_, sets_, hashes_, 1, 1, longest);
-    for (std::size_t at = 1; at < longest; ++at) {
-      split(slots, sets_.bits(sets.next()), ending);
+    scan(1, 1, longest, [&](std::size_t at, uint32_t set) {
+      split(slots, sets_.bits(set), ending);
       for_each(ending, [&](std::size_t slot) {
         out_[slot] = std::min(out_[slot], static_cast<int32_t>(at));
       });
-    }
+      return slots.active != 0;
+    });
   }
 
   const BlockTable& table_;

@@ -32,9 +32,10 @@ class SlotSets {
   const uint64_t* bits(Id id) const { return bits_.data() + std::size_t{id} * width_; }
   bool contains(Id id, int slot) const { return (bits(id)[slot >> 6] >> (slot & 63)) & 1; }
 
-  // Asks for the memory of a set that will be looked at soon.
+  // Asks for the memory of a set that will be looked at soon; Width == width().
+  template <std::size_t Width>
   GOODPUT_PREFETCHES void prefetch(Id id) const {
-    for (std::size_t i = 0; i < width_; i += kLine) {
+    for (std::size_t i = 0; i < Width; i += kLine) {
       __builtin_prefetch(bits(id) + i);
     }
   }

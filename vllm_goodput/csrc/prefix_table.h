@@ -95,11 +95,12 @@ class BlockTable {
   }
   const Bucket& home(uint64_t hash) const { return bucket(number(hash)); }
 
-  // Bit i: place i has the block.
+  // Bit i: place i has this hash. Free places keep old ones, but come after all taken ones: the
+  // lowest bit tells of the block itself if it is there.
   static unsigned places(const Bucket& bucket, uint64_t hash) {
     unsigned found = 0;
     for (std::size_t i = 0; i < kPlaces; ++i) {
-      found |= static_cast<unsigned>((bucket.hashes[i] == hash) & (bucket.sets[i] != 0)) << i;
+      found |= static_cast<unsigned>(bucket.hashes[i] == hash) << i;
     }
     return found;
   }
