@@ -38,6 +38,7 @@ BlockSize = Annotated[PositiveInt, Field(le=2**20)]
 
 PolicyName = Literal[
     "goodput",
+    "global",
     "just_enough",
     "llumnix",
     "random",

@@ -54,6 +54,9 @@ def request(i=0, e2el_ms=None, now_s=0.0, **fields):
 
 def dispatch(router, info, now_s=0.0):
     decision = router.route(info, now_s)
+    if router.policy.name == "global" and isinstance(decision, Hold):  # its horizon
+        now_s = decision.retry_at_s
+        decision = router.route(info, now_s)
     assert isinstance(decision, Dispatch), decision
     router.on_dispatched(info, decision, now_s)
     return decision.instance

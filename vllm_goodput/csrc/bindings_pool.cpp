@@ -134,6 +134,7 @@ void bind_choice(py::module_& m) {
       .def("choose", &GoodputChoice::choose, py::arg("pool"), py::arg("demand"), py::arg("lengths"),
            py::arg("now_s"), py::arg("learn"))
       .def_property_readonly("gains", [](const GoodputChoice& c) { return copy_of(c.gains()); })
+      .def_property_readonly("worths", [](const GoodputChoice& c) { return copy_of(c.worths()); })
       .def("__deepcopy__", [](const GoodputChoice& c, const py::object&) { return c; });
 }
 

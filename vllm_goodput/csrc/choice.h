@@ -40,6 +40,8 @@ class GoodputChoice {
 
   // Gains of the candidates as far as the last choice looked at them; NaN elsewhere.
   const std::vector<double>& gains() const { return gains_; }
+  // What the candidates would be worth if they did no harm.
+  const std::vector<double>& worths() const { return worth_; }
 
  private:
   double relative_size(const Candidates& c, std::size_t k, bool learn);

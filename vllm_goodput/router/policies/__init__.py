@@ -10,8 +10,16 @@ from vllm_goodput.router.policies.baselines import GREEDY, rejecting
 from vllm_goodput.router.policies.goodput import Goodput
 from vllm_goodput.router.policies.just_enough import JustEnough
 from vllm_goodput.router.policies.llumnix import Llumnix
+from vllm_goodput.router.policies.rolling import Global
 
-_ALL: tuple[type[Policy], ...] = (Goodput, JustEnough, Llumnix, *GREEDY, *map(rejecting, GREEDY))
+_ALL: tuple[type[Policy], ...] = (
+    Goodput,
+    Global,
+    JustEnough,
+    Llumnix,
+    *GREEDY,
+    *map(rejecting, GREEDY),
+)
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 __all__ = ["POLICIES", "Policy", "make_policy"]
