@@ -92,17 +92,18 @@ class Workload:
 
     Args:
         instances: of the pool.
+        shared: prompts that all instances hold, and as many that they hold to different lengths.
         seed: of the block hashes.
     """
 
-    def __init__(self, instances: int, seed: int) -> None:
+    def __init__(self, instances: int, shared: int, seed: int) -> None:
         self.instances = instances
         self._rng = np.random.default_rng(seed)
         self._choice = random.Random(seed)
         self.system = self._chain(SYSTEM)
         self.sessions = [self._session() for _ in range(200)]
-        self.everywhere = [self._chain(PROMPT) for _ in range(4)]
-        self.stairs = [self._chain(PROMPT) for _ in range(4)]
+        self.everywhere = [self._chain(PROMPT) for _ in range(shared)]
+        self.stairs = [self._chain(PROMPT) for _ in range(shared)]
 
     def _chain(self, length: int, start: Chain | None = None) -> Chain:
         more = self._rng.integers(0, 2**64, length, dtype=np.uint64)
@@ -160,9 +161,10 @@ def measure(instances: int, blocks: int, rounds: int, seed: int) -> list[dict[st
         rounds: prompts of each kind.
         seed: of the hashes.
     """
-    work = Workload(instances, seed)
+    shared = 4 if rounds >= 1000 else 2
+    work = Workload(instances, shared, seed)
     native, plain = PrefixIndex(), PlainIndex()
-    capacity = min(MAX_CAPACITY, max(10 * PROMPT, blocks // instances))
+    capacity = min(MAX_CAPACITY, max(2 * (shared + 1) * PROMPT, blocks // instances))
     for slot in range(instances):
         native.add_instance(slot, capacity)
         plain.add_instance(slot, capacity)
