@@ -67,6 +67,11 @@ def test_policies_are_compared_over_seeds(pool, tmp_path):
     result = data["results"]["goodput"]
     assert [seed["seed"] for seed in result["seeds"]] == [3, 4]
     assert result["notes"][0] == "mine"
+    bound = result["upper_bound"]
+    assert bound["met"] >= result["met"]
+    assert bound["ratio"] == pytest.approx(result["met"] / bound["met"])
+    assert "no policy can meet the SLOs of more than" in out
+    assert "over 2 seeds" in html_path.read_text()
     assert "requests" not in result
     # Over all seeds, goodput is what was met over the time of all traces.
     assert result["request_goodput"] == pytest.approx(result["met"] / result["trace_duration_s"])
@@ -93,6 +98,7 @@ def test_a_deployment_and_a_trace(tmp_path):
     code, out, err = simulate(
         deployment, trace, "--goodput", "e2el:1000", "--limit", 4, "--json", "-",
         "--html", html_path, "--slow", "one=100@1.5", "--no-migration", "--use-max-tokens",
+        "--no-bound",
     )  # fmt: skip
     assert code == 0, err
     data = json.loads(out)
@@ -101,6 +107,7 @@ def test_a_deployment_and_a_trace(tmp_path):
     (result,) = data["results"].values()
     assert (result["offered"], result["trace"]["name"]) == (4, "trace.jsonl")
     assert 2 <= result["met"] < 4  # the instance becomes too slow
+    assert "upper_bound" not in result
     assert "By instance" in html_path.read_text()
 
 

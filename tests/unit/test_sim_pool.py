@@ -11,12 +11,14 @@ import pytest
 from vllm_goodput.bench import TraceRow, agentic_mix, trace_duration_s
 from vllm_goodput.bench.measure import summarise
 from vllm_goodput.bench.record import Record
-from vllm_goodput.config import RouterConfig
+from vllm_goodput.config import PredictorConfig, RouterConfig
 from vllm_goodput.emulation import StepWork, load_profile
 from vllm_goodput.errors import ConfigError
+from vllm_goodput.predictor.factory import make_predictor
 from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo, Router
 from vllm_goodput.router.types import Decision, Migration, Prediction
 from vllm_goodput.sim import Change, Overheads, SimInstance, SimOptions, Simulation, simulate
+from vllm_goodput.sim.bound import upper_bound
 from vllm_goodput.slo import SLO
 
 H100, T4 = load_profile("h100"), load_profile("t4")
@@ -433,3 +435,16 @@ def test_jitter_is_by_seed():
 def test_overheads_are_checked():
     with pytest.raises(ConfigError, match="overheads: jitter_s must be a number >= 0, got -1"):
         Overheads(jitter_s=-1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("migration", [False, True])
+def test_no_simulation_exceeds_the_proven_bound(seed, migration):
+    rows = trace(seed, rate=25.0, duration_s=10.0, slo_scale=1.5)
+    config = RouterConfig(policy="goodput", predictor=PredictorConfig(kind="max_tokens"))
+    router = Router(config, make_predictor(config))
+    options = SimOptions(overheads=NO_OVERHEADS, migration=migration)
+    records = simulate(rows, pool(), router, options=options)
+    met = sum(record.outcome == "met" for record in records)
+    bound = upper_bound(rows, pool(), migration=migration)
+    assert len(rows) * 0.2 < met <= bound.met < len(rows)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from vllm_goodput.bench import TraceRow
 from vllm_goodput.config import PredictorConfig, RouterConfig
 from vllm_goodput.errors import ConfigError
+from vllm_goodput.sim import Change, SimOptions
 from vllm_goodput.sim.plan import second_fastest
 from vllm_goodput.sim.pool_file import load_pool
 from vllm_goodput.sim.study import Study, complete, results
@@ -150,3 +152,19 @@ def test_a_stopped_simulation_is_dropped():
     answers = iter([False] * 20)
     runs = list(study(["round_robin", "random"], [0]).run(stop=lambda: next(answers, True)))
     assert len(runs) < 2
+
+
+def test_the_bound_is_over_all_seeds_and_never_exceeded():
+    made = study(["round_robin"], [0, 1])
+    bound = made.bound([0, 1])
+    (result,) = results(list(made.run()), {}, {}, [], bound).values()
+    assert bound == {"met": 8, "slo_attainment": 1.0, "request_goodput": pytest.approx(8 / 9)}
+    assert result["upper_bound"]["ratio"] == 1.0
+    assert any("more than 100.0% of these requests" in note for note in result["notes"])
+
+
+def test_there_is_no_bound_where_instances_become_faster():
+    faster = SimOptions(changes=(Change(at_s=1.0, instance="t4", slowdown=0.5),))
+    slower = SimOptions(changes=(Change(at_s=1.0, instance="t4", slowdown=2.0),))
+    assert replace(study(["random"], [0]), options=faster).bound([0]) is None
+    assert replace(study(["random"], [0]), options=slower).bound([0]) is not None

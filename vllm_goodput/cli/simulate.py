@@ -71,7 +71,8 @@ def _report(args: argparse.Namespace, study: Study, runs: list[Run], interrupted
     if interrupted:
         done = len({run.seed for run in runs})
         notes.append(f"interrupted: {done} of {len(study.seeds)} seeds are in these results")
-    found = results(runs, settings, trace, notes)
+    bound = study.bound([run.seed for run in runs[:: len(study.policies)]]) if args.bound else None
+    found = results(runs, settings, trace, notes, bound)
     baseline = args.baseline or study.policies[0]
     if args.html:
         report.write_page(found, baseline, args.html)

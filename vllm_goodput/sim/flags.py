@@ -75,6 +75,12 @@ def _add_study(group: Any) -> None:
         help="seeds of the generated workload, of the jitter and of random policies; results are over all of them",
     )
     group.add_argument(
+        "--bound",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also prove how many requests any policy could serve in time at most",
+    )
+    group.add_argument(
         "--use-max-tokens",
         action="store_true",
         help="let the router know each request's max_tokens, which here is its true output length",

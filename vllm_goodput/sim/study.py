@@ -17,6 +17,7 @@ from vllm_goodput.bench.replay import Observer
 from vllm_goodput.config import RouterConfig
 from vllm_goodput.predictor.factory import make_predictor
 from vllm_goodput.router import Router
+from vllm_goodput.sim.bound import upper_bound
 from vllm_goodput.sim.pool import Simulation
 from vllm_goodput.sim.spec import SimInstance, SimOptions
 
@@ -90,6 +91,24 @@ class Study:
                     return
                 yield run
 
+    def bound(self, seeds: Sequence[int]) -> Result | None:
+        """What no policy can exceed over the traces of these seeds; None where the bound does not hold."""
+        if any(
+            change.slowdown is not None and change.slowdown < 1 for change in self.options.changes
+        ):
+            return None  # it takes the instances as they are at the beginning
+        traces = [self.trace(seed) for seed in seeds]
+        bounds = [
+            upper_bound(rows, self.instances, migration=self.options.migration) for rows in traces
+        ]
+        met = sum(bound.met for bound in bounds)
+        duration_s = sum(trace_duration_s(rows) for rows in traces)
+        return {
+            "met": met,
+            "slo_attainment": met / sum(bound.requests for bound in bounds),
+            "request_goodput": met / duration_s if duration_s > 0 else None,
+        }
+
     def _one(
         self,
         policy: str,
@@ -114,7 +133,11 @@ def complete(runs: Sequence[Run], policies: int) -> list[Run]:
 
 
 def results(
-    runs: Sequence[Run], settings: Mapping[str, Any], trace: Mapping[str, Any], notes: Sequence[str]
+    runs: Sequence[Run],
+    settings: Mapping[str, Any],
+    trace: Mapping[str, Any],
+    notes: Sequence[str],
+    bound: Result | None = None,
 ) -> dict[str, Result]:
     """One result per policy, as of a replay of all traces one after the other.
 
@@ -123,22 +146,45 @@ def results(
         settings: how they were made.
         trace: what was replayed.
         notes: shown prominently.
+        bound: what Study.bound says.
     """
     by_policy: dict[str, list[Run]] = {}
     for run in runs:
         by_policy.setdefault(run.policy, []).append(run)
     found = {}
     for policy, own in by_policy.items():
+        seeds = _by_seed(own)
         result = build_result(
             _joined(own),
             sum(run.duration_s for run in own),
             settings={**settings, "policy": policy},
             trace={**trace, "rows": sum(len(run.records) for run in own)},
-            notes=notes,
+            notes=[*notes, *_bound_note(bound), *_seed_note(seeds)],
             exact_lengths=True,
         )
-        found[policy] = result | {"benchmark": "vllm-goodput simulate"} | _by_seed(own)
+        found[policy] = result | {"benchmark": "vllm-goodput simulate"} | seeds
+        if bound is not None:
+            ratio = result["met"] / bound["met"] if bound["met"] else None
+            found[policy]["upper_bound"] = bound | {"ratio": ratio}
     return found
+
+
+def _bound_note(bound: Result | None) -> list[str]:
+    if bound is None:
+        return []
+    goodput = bound["request_goodput"]
+    rate = "" if goodput is None else f", {goodput:.3f} req/s"
+    return [
+        f"no policy can meet the SLOs of more than {bound['slo_attainment']:.1%} of these requests on this pool{rate}"
+    ]
+
+
+def _seed_note(seeds: Result) -> list[str]:
+    error, count = seeds["goodput_standard_error"], len(seeds["seeds"])
+    if error is None:
+        return []
+    mean = statistics.fmean(seed["request_goodput"] for seed in seeds["seeds"])
+    return [f"goodput over {count} seeds: {mean:.3f} req/s, standard error {error:.3f}"]
 
 
 def _joined(runs: Sequence[Run]) -> list[Record]:
