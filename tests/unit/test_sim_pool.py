@@ -19,6 +19,7 @@ from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo, Router
 from vllm_goodput.router.types import Decision, Migration, Prediction
 from vllm_goodput.sim import Change, Overheads, SimInstance, SimOptions, Simulation, simulate
 from vllm_goodput.sim.bound import upper_bound
+from vllm_goodput.sim.prompts import PromptKeys
 from vllm_goodput.slo import SLO
 
 H100, T4 = load_profile("h100"), load_profile("t4")
@@ -448,3 +449,16 @@ def test_no_simulation_exceeds_the_proven_bound(seed, migration):
     met = sum(record.outcome == "met" for record in records)
     bound = upper_bound(rows, pool(), migration=migration)
     assert len(rows) * 0.2 < met <= bound.met < len(rows)
+
+
+@pytest.mark.parametrize("block_size", [16, 100, 512, 700])
+def test_hash_ids_say_which_blocks_are_alike_whatever_their_size(block_size):
+    rows = [row(0.0, 2000, 1, prefix_ids=ids) for ids in ((1, 2, 3), (1, 2, 4), (2, 2, 3))]
+    keys = PromptKeys(rows)
+    first, second, third = (list(keys.of(i, block_size)) for i in range(3))
+    alike = 2 * 512 // block_size
+    assert len(first) == 2000 // block_size
+    assert first[:alike] == second[:alike]
+    assert not set(first[alike:]) & set(second[alike:])
+    assert not set(first) & set(third)
+    assert len(set(first)) == len(first)

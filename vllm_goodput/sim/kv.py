@@ -69,12 +69,21 @@ class KVCache:
         for _ in range(count - blank):
             self._idle.popitem(last=False)
 
-    def publish(self, key: int) -> bool:
-        """A private block has become full. False if its content is there already: it then stays private."""
-        if not self._caching or key in self._users or key in self._idle:
-            return False
-        self._users[key] = 1
-        return True
+    def publish(self, keys: Iterable[int]) -> int:
+        """Private blocks have become full, in this order.
+
+        Returns:
+            How many are published: those before the first whose content is there already, which stays private.
+        """
+        users, idle = self._users, self._idle
+        count = 0
+        if self._caching:
+            for key in keys:
+                if key in users or key in idle:
+                    break
+                users[key] = 1
+                count += 1
+        return count
 
     def release(self, shared: Sequence[int], full: Sequence[int], private: int) -> None:
         """A sequence leaves.

@@ -84,10 +84,17 @@ def _given(row: TraceRow, block_size: int) -> list[int]:
 
 def _chained(ids: Sequence[int], block_size: int) -> list[int]:
     """Keys of the blocks that lie within the prompt's beginning that the ids describe."""
+    per_id, rest = divmod(PREFIX_BLOCK_LEN, block_size)
     keys: list[int] = []
     key = 0
+    if rest == 0:
+        for one in ids:
+            key = hash((key, one))
+            first = HASHED + key * PREFIX_BLOCK_LEN
+            keys += range(first, first + per_id)
+        return keys
     for start in range(0, len(ids) * PREFIX_BLOCK_LEN - block_size + 1, block_size):
-        first, last = start // PREFIX_BLOCK_LEN, (start + block_size - 1) // PREFIX_BLOCK_LEN
-        key = hash((key, start % PREFIX_BLOCK_LEN, *ids[first : last + 1]))
+        begin, end = start // PREFIX_BLOCK_LEN, (start + block_size - 1) // PREFIX_BLOCK_LEN
+        key = hash((key, start % PREFIX_BLOCK_LEN, *ids[begin : end + 1]))
         keys.append(HASHED + key)
     return keys

@@ -68,22 +68,15 @@ class Seq:
         """Tokens whose keys and values are computed by then; the newest token's are not."""
         return self.prompt_len + self.outputs(steps) - 1 if self.decoding else self.computed
 
-    def key(self, block: int) -> int:
-        """Key of a full block."""
-        return self.keys[block] if block < len(self.keys) else self.own_key + block
-
     def full_keys(self, first: int, last: int) -> list[int]:
         """Keys of the full blocks in [first, last)."""
         own = range(max(first, len(self.keys)), last)
         return [*self.keys[first:last], *[self.own_key + block for block in own]]
 
     def publish(self, cache: KVCache, block_size: int) -> None:
-        """Make the blocks filled so far findable."""
-        for block in range(len(self.shared), self.computed // block_size):
-            key = self.key(block)
-            if not cache.publish(key):
-                return  # someone computes the same at this moment; the rest is theirs, too
-            self.shared.append(key)
+        """Make the blocks filled so far findable, unless somebody computes the same at this moment."""
+        keys = self.full_keys(len(self.shared), self.computed // block_size)
+        self.shared += keys[: cache.publish(keys)]
 
     def release(self, cache: KVCache, block_size: int, steps: int, ended: int) -> None:
         """Give all blocks back; what is full can be found until its memory is needed.
