@@ -15,7 +15,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kDecay = 0.98;
 constexpr double kMinSizeS = 1e-9;
 // So many candidates are looked at closely; in a large pool that is near enough to the best.
-constexpr int kLooks = 8;
+constexpr int kLooks = 4;
 
 }  // namespace
 

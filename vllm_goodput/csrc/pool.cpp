@@ -29,9 +29,14 @@ constexpr double kSlotWaitValidS = 0.25;
 constexpr std::size_t kFinishLooks = 500;
 constexpr double kMedian = 0.5;
 constexpr double kMinTimeS = 1e-9;
+constexpr double kMinStepS = 1e-5;
 
 int64_t handle_of(int index, uint32_t generation) {
   return (static_cast<int64_t>(generation) << 32) | static_cast<int64_t>(index);
+}
+
+double step_s(const Instance& instance, double sequences) {
+  return std::max(kMinStepS, instance.now.base_s + instance.now.sequence_s * sequences);
 }
 
 int index_of(int64_t handle) { return static_cast<int>(handle & 0xffffffff); }
@@ -79,6 +84,7 @@ void Pool::set_limit(int slot, int limit) { at(slot).limit = std::max(1, limit);
 
 void Pool::set_speed(int slot, std::shared_ptr<SpeedEstimator> speed) {
   at(slot).speed = std::move(speed);
+  at(slot).now.samples = -1;
 }
 
 std::shared_ptr<SpeedEstimator> Pool::speed(int slot) const { return at(slot).speed; }
@@ -227,21 +233,21 @@ void Pool::evaluate(const int* slots, std::size_t count, const double* hits, con
         hits ? std::min(hits[slots[k]], std::max(0.0, demand.prompt_len - 1.0)) : 0.0;
     const double tpot =
         tpot_s(instance, static_cast<double>(instance.bookings.size()) + 1.0, now_s);
-    const double overhead = instance.speed->overhead_s();
+    const double overhead = instance.now.overhead_s;
     c.slot[k] = slots[k];
     c.in_flight[k] = static_cast<int>(instance.bookings.size());
     c.limit[k] = instance.limit;
     c.hit_tokens[k] = hit;
     c.tpot_s[k] = tpot;
     c.queue_s[k] = overhead + backlog_s(instance, now_s) + slot_wait_s(instance, now_s);
-    c.prefill_s[k] = instance.speed->prefill_token_s() * (demand.prompt_len - hit);
-    c.offset_s[k] = instance.speed->decode_offset_s();
+    c.prefill_s[k] = instance.now.token_s * (demand.prompt_len - hit);
+    c.offset_s[k] = instance.now.offset_s;
     c.decode_s[k] = steps > 0.0 ? std::max(0.0, c.offset_s[k] + tpot * steps) : 0.0;
-    c.alone_tpot_s[k] = instance.speed->decode_step_s(1.0);
+    c.alone_tpot_s[k] = step_s(instance, 1.0);
     c.alone_s[k] = overhead + c.prefill_s[k] +
                    (steps > 0.0 ? std::max(0.0, c.offset_s[k] + c.alone_tpot_s[k] * steps) : 0.0);
     c.booked_tokens[k] = instance.booked_tokens;
-    c.known[k] = instance.speed->known();
+    c.known[k] = instance.now.known;
   }
 }
 
@@ -273,7 +279,7 @@ double Pool::harm(int slot, double prefill, double now_s) {
   const double before = tpot_s(instance, count, now_s);
   const double after = tpot_s(instance, count + 1.0, now_s);
   const double backlog = backlog_s(instance, now_s);
-  const double token_s = instance.speed->prefill_token_s();
+  const double token_s = instance.now.token_s;
   const double more = backlog + token_s * prefill;
   double ahead = -token_s * served_tokens(instance, now_s);
   double lost = 0.0;
@@ -303,7 +309,7 @@ double Pool::still_within(const Instance& instance, const Booking& booking, doub
     return 0.0;
   }
   const double behind = std::max(0.0, backlog_s - ahead_s);
-  const double chunk = std::min(behind, instance.chunk * instance.speed->prefill_token_s());
+  const double chunk = std::min(behind, instance.chunk * instance.now.token_s);
   const double chunks = chunk > 0.0 ? std::ceil(behind / chunk - 1e-9) : 0.0;
   double tokens = left / (tpot_s + chunk);
   if (tokens > chunks) {
@@ -320,7 +326,7 @@ double Pool::chance_to_stay(int64_t handle, double now_s) {
   settle(instance, now_s);
   double wait = 0.0;
   if (booking.prefilling) {
-    const double token_s = instance.speed->prefill_token_s();
+    const double token_s = instance.now.token_s;
     wait = -token_s * served_tokens(instance, now_s);
     for (int index : instance.bookings) {
       wait += bookings_[index].prefilling ? token_s * bookings_[index].prefill : 0.0;
@@ -377,7 +383,7 @@ double Pool::queued_prefill(int slot, double now_s) {
 double Pool::booked_tokens(int slot) const { return at(slot).booked_tokens; }
 
 double Pool::prefill_share(int slot, double now_s) {
-  set_clock(now_s);
+  settle(at(slot), now_s);
   return share(at(slot), now_s);
 }
 
@@ -399,8 +405,21 @@ Instance& Pool::at(int slot) {
 const Instance& Pool::at(int slot) const { return const_cast<Pool*>(this)->at(slot); }
 
 // First tokens that nobody reports are taken to have come when they were due.
+// Copies the speed if it has changed, whoever taught it.
+void Pool::refresh(Instance& instance) {
+  const SpeedEstimator& speed = *instance.speed;
+  if (instance.now.samples == speed.samples()) {
+    return;
+  }
+  instance.now = {speed.overhead_s(),      speed.prefill_token_s(),
+                  speed.decode_base_s(),   speed.decode_sequence_s(),
+                  speed.decode_offset_s(), speed.known(),
+                  speed.samples()};
+}
+
 void Pool::settle(Instance& instance, double now_s) {
   set_clock(now_s);
+  refresh(instance);
   learn_first_tokens(instance, now_s);
   while (!instance.guesses.empty() && instance.guesses.top().first <= now_s) {
     const auto [due_s, handle] = instance.guesses.top();
@@ -439,7 +458,7 @@ void Pool::trim_front(Instance& instance) {
 // Prompt tokens of the queue's first that have been computed already, as far as can be told.
 double Pool::served_tokens(const Instance& instance, double now_s) {
   trim_front(const_cast<Instance&>(instance));
-  const double token_s = instance.speed->prefill_token_s();
+  const double token_s = instance.now.token_s;
   if (instance.front.empty() || token_s <= 0.0) {
     return 0.0;
   }
@@ -450,7 +469,7 @@ double Pool::served_tokens(const Instance& instance, double now_s) {
 // Time until what is queued has been prefilled.
 double Pool::backlog_s(Instance& instance, double now_s) {
   const double left = instance.queued_prefill - served_tokens(instance, now_s);
-  return std::max(0.0, left * instance.speed->prefill_token_s());
+  return std::max(0.0, left * instance.now.token_s);
 }
 
 // Prefills that end in the same engine step all take its whole time, so their timings are learned
@@ -496,11 +515,11 @@ double Pool::slot_wait_s(Instance& instance, double now_s) {
 
 double Pool::tpot_s(const Instance& instance, double sequences, double now_s) const {
   const double running = std::min(static_cast<double>(instance.limit), sequences);
-  return instance.speed->decode_step_s(running) / (1.0 - share(instance, now_s));
+  return step_s(instance, running) / (1.0 - share(instance, now_s));
 }
 
 double Pool::share(const Instance& instance, double now_s) const {
-  return std::min(kMaxPrefillShare, instance.speed->prefill_token_s() * rate(instance, now_s));
+  return std::min(kMaxPrefillShare, instance.now.token_s * rate(instance, now_s));
 }
 
 // Prompt tokens per second of late; of an instance that has just begun to get requests, since then.

@@ -71,8 +71,20 @@ struct FirstToken {
   double prefilled_before;  // prompt tokens computed when it was dispatched
 };
 
+// What an instance's estimator says, copied so that predictions need not ask it again.
+struct Speed {
+  double overhead_s = 0.0;
+  double token_s = 0.0;  // p
+  double base_s = 0.0;   // d(n) = base_s + sequence_s * n
+  double sequence_s = 0.0;
+  double offset_s = 0.0;  // of an answer's decode part
+  bool known = false;
+  int64_t samples = -1;
+};
+
 struct Instance {
   int limit = 1;
+  Speed now;
   double chunk = 2048.0;  // prompt tokens per engine step at most
   std::shared_ptr<SpeedEstimator> speed = std::make_shared<SpeedEstimator>();
   std::vector<int> bookings;  // indices, in order of dispatch
@@ -164,6 +176,7 @@ class Pool {
   const Instance& at(int slot) const;
   Booking& get(int64_t handle);
   void settle(Instance& instance, double now_s);
+  static void refresh(Instance& instance);
   void advance(Instance& instance, double now_s);
   void end_prefill(Instance& instance, Booking& booking, double now_s);
   void trim_front(Instance& instance);

@@ -33,6 +33,14 @@ from vllm_goodput.router.types import (
 )
 
 Slots = npt.NDArray[np.int32]
+Hits = npt.NDArray[np.float64]
+
+# Model names asked for that are remembered with the instances that serve them.
+MAX_MODELS = 1000
+# Of a larger pool a part is looked at first, so that a decision costs the same in a pool of any size; all of it only if
+# none of the part will do. Besides, so many of those that hold some of the prompt.
+MAX_CANDIDATES = 128
+MAX_HOLDING = 16
 
 
 @dataclass(slots=True)
@@ -65,6 +73,7 @@ class Router:
         self._open: dict[str, Open] = {}
         self._ids: dict[int, str] = {}  # request by handle
         self._names: list[str] = []  # instance by slot
+        self._turn = 0
         self._usable: dict[str | None, Slots] = {}  # by model asked for; empty: to be found again
 
     def add_instance(
@@ -126,7 +135,15 @@ class Router:
         slots = self._slots(info)
         if not len(slots):
             return Reject("no-endpoints", "no healthy instance serves this request", 2.0)
-        return self.policy.decide(self._query(info, now_s, slots, lengths))
+        if lengths is None:
+            lengths = self.predictor.predict(info)
+        hits = self.caches.hits(info.blocks, info.prompt_len)
+        if self.policy.some_will_do and len(slots) > MAX_CANDIDATES:
+            some = self._some(slots, hits)
+            decision = self.policy.decide(self._query(info, now_s, some, lengths, hits))
+            if isinstance(decision, Dispatch):
+                return decision
+        return self.policy.decide(self._query(info, now_s, slots, lengths, hits))
 
     def explain(
         self, info: RequestInfo, now_s: float, lengths: LengthDistribution | None = None
@@ -135,7 +152,10 @@ class Router:
         slots = self._slots(info)
         if not len(slots):
             return Explanation(self.policy.name, self.route(info, now_s, lengths), ())
-        query = self._query(info, now_s, slots, lengths)
+        if lengths is None:
+            lengths = self.predictor.predict(info)
+        hits = self.caches.hits(info.blocks, info.prompt_len)
+        query = self._query(info, now_s, slots, lengths, hits)
         decision = copy.deepcopy(self.policy).decide(query)
         return Explanation(self.policy.name, decision, query.alternatives(self.config.margin))
 
@@ -229,7 +249,8 @@ class Router:
         slots = self._slots(info)
         if not len(slots):
             return None
-        return self._query(info, now_s, slots, moving.lengths, generated)
+        hits = self.caches.hits(info.blocks, info.prompt_len)
+        return self._query(info, now_s, slots, moving.lengths, hits, generated)
 
     def open_on(self, name: str) -> list[tuple[str, int]]:
         """Open requests of an instance with their handles, oldest first."""
@@ -264,20 +285,29 @@ class Router:
         info: RequestInfo,
         now_s: float,
         slots: Slots,
-        lengths: LengthDistribution | None,
+        lengths: LengthDistribution,
+        hits: Hits | None,
         generated: int = 0,
     ) -> Query:
-        if lengths is None:
-            lengths = self.predictor.predict(info)
         quantile = self.config.length_quantile
         if generated:
             output_len = generated + lengths.remaining(generated, quantile)
         else:
             output_len = lengths.quantile(quantile)
         demand = demand_of(info, generated)
-        hits = self.caches.hits(info.blocks, info.prompt_len)
         self.pool.evaluate(slots, hits, demand, output_len, now_s)
         return Query(info, lengths, now_s, self.pool, demand, output_len, self._names)
+
+    def _some(self, slots: Slots, hits: Hits | None) -> Slots:
+        """A part of a large pool: another one at every call, and the instances that hold most of the prompt."""
+        self._turn = (self._turn + MAX_CANDIDATES) % len(slots)
+        some = np.take(slots, np.arange(self._turn, self._turn + MAX_CANDIDATES), mode="wrap")
+        if hits is None:
+            return some
+        holding = slots[hits[slots] > 0.0]
+        if len(holding) > MAX_HOLDING:
+            holding = holding[np.argpartition(-hits[holding], MAX_HOLDING)[:MAX_HOLDING]]
+        return np.concatenate([holding, some]) if len(holding) else some
 
     def _slots(self, info: RequestInfo) -> Slots:
         """Instances that may take a request, as slots."""
@@ -298,7 +328,3 @@ class Router:
             if state.healthy and (model is None or state.models is None or model in state.models)
         ]
         return np.array(usable, np.int32)
-
-
-# Model names asked for that are remembered with the instances that serve them.
-MAX_MODELS = 1000

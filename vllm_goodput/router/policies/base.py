@@ -33,6 +33,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    # Whether a part of a large pool will do to dispatch.
+    some_will_do: ClassVar[bool] = False
 
     def __init__(self, config: RouterConfig) -> None:
         self.config = config

@@ -45,6 +45,7 @@ class Goodput(Policy):
     """See the module's docstring."""
 
     name = "goodput"
+    some_will_do = True
 
     def __init__(self, config: RouterConfig) -> None:
         super().__init__(config)
