@@ -75,6 +75,18 @@ def test_a_moved_request_teaches_its_target_only_the_tokens_made_there(endangere
     assert endangered.instances["fast"].speed.decode_step_s(1) == pytest.approx(before, rel=0.02)
 
 
+def test_a_move_to_an_instance_that_has_gone_loses_no_request(endangered):
+    (move,) = endangered.rectify(2.0)
+    endangered.remove_instance("fast")
+    endangered.on_migrated(move, 2.1)
+    assert endangered.instances["slow"].in_flight == 0
+    endangered.on_first_token("r0", 2.2)
+    endangered.on_progress("r0", 30, 2.3)
+    endangered.on_failed("r0", 2.5)
+    again = request(0, e2el_ms=60_000)
+    assert dispatch(endangered, again, 3.0) == "slow"
+
+
 def test_what_is_in_time_stays():
     router = make("goodput", lengths=300)
     start(router, RequestInfo("r0", 100, 0.0, SLO(e2el_ms=60_000)), "slow", lengths=narrow(300))

@@ -41,6 +41,8 @@ MAX_MODELS = 1000
 # none of the part will do. Besides, so many of those that hold some of the prompt.
 MAX_CANDIDATES = 128
 MAX_HOLDING = 16
+# The handle of a request whose instance is gone; never open.
+NOWHERE = -1
 
 
 @dataclass(slots=True)
@@ -240,7 +242,8 @@ class Router:
         handle = self._book(
             moved.info, migration.dispatch, now_s, demand_of(moved.info, migration.generated)
         )
-        self.pool.moved(handle, moves, now_s)
+        if handle != NOWHERE:
+            self.pool.moved(handle, moves, now_s)
 
     def query_move(self, request_id: str, generated: int, now_s: float) -> Query | None:
         """An open request as if it arrived now with what it has generated; None if no other instance can take it."""
@@ -260,7 +263,10 @@ class Router:
 
     def _book(self, info: RequestInfo, decision: Dispatch, now_s: float, demand: _C.Demand) -> int:
         prediction, lengths = decision.prediction, decision.lengths
-        state = self.instances[decision.instance]
+        state = self.instances.get(decision.instance)
+        if state is None:  # removed since the decision; its end may still be reported
+            self._open[info.request_id] = Open(decision.instance, info, lengths, NOWHERE)
+            return NOWHERE
         handle = self.pool.book(
             state.slot,
             demand,
@@ -277,7 +283,7 @@ class Router:
 
     def _forget(self, request_id: str) -> Open:
         done = self._open.pop(request_id)
-        del self._ids[done.handle]
+        self._ids.pop(done.handle, None)
         return done
 
     def _query(
