@@ -25,6 +25,7 @@ from tests.fakes.ports import free_ports
 from vllm_goodput._C import PrefixIndex
 from vllm_goodput.config import InstanceConfig
 from vllm_goodput.gateway.kv_events import KvEventWatch, zmq_context
+from vllm_goodput.gateway.prefix_keys import prefix_blocks
 from vllm_goodput.router.prefix import token_blocks
 
 pytestmark = pytest.mark.vllm
@@ -215,6 +216,38 @@ async def test_equal_prompts_at_the_same_time(engine):
                 assert predicted == (await ask(url, prompt, 1))[0]
                 await ask(url, rng.choices(range(3, VOCAB), k=MAX_LEN // 2 + other), 1)
                 await quiet(watch)
+
+
+def test_estimates_of_chats_are_close_and_not_too_high(engine):
+    """Chats are known as text only: what the index of text says, after the engine's cache was emptied."""
+    url, index = engine[0], PrefixIndex()
+    index.add_instance(0, 1000)
+    assert post(f"{url}/reset_prefix_cache", {})[0] == 200
+    system = "Answer with what the table of singers says and nothing else. " * 4
+    questions = [
+        "Who is the oldest?",
+        "Who is the youngest, and how old?",
+        "Who is the oldest?",
+        "Why?",
+    ]
+    estimated = []
+    for question in questions:
+        turns = [("system", system), ("user", "Here it is: " + "name, age; " * 12 + question)]
+        body = {"messages": [{"role": role, "content": text} for role, text in turns]}
+        status, _, raw = post(
+            f"{url}/v1/chat/completions", {**body, "model": "tiny", "max_tokens": 1}
+        )
+        assert status == 200, raw
+        usage = json.loads(raw)["usage"]
+        prompt_len, cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+        blocks = prefix_blocks(body, True, prompt_len, "tiny")
+        assert blocks is not None
+        hits = int(blocks.hit_tokens(index.match(blocks.hashes), prompt_len, BLOCK_SIZE)[0])
+        index.insert(0, blocks.hashes)
+        assert 0 <= cached - hits <= 64 + BLOCK_SIZE
+        estimated.append(hits)
+    assert estimated[0] == 0
+    assert min(estimated[1:]) > len(system)
 
 
 async def test_a_late_start_learns_from_the_replay_and_a_reset_empties(engine):
