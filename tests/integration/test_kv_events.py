@@ -192,6 +192,20 @@ async def test_a_silent_publisher_is_asked_what_was_missed():
         assert watch.counters.gaps == 0
 
 
+async def test_what_was_known_before_a_watch_is_forgotten():
+    async with KvPublisher() as publisher:
+        held, context = Held(), zmq_context()
+        keys = token_blocks(PROMPT, "m")
+        assert keys is not None
+        held.index.insert(0, keys.hashes)
+        config = InstanceConfig(name="a", url="http://127.0.0.1:1", kv_events=publisher.endpoint)
+        watch = KvEventWatch(config, held, "m", context)
+        watch.start()
+        assert held.match() == 0
+        await watch.stop()
+        context.destroy(linger=0)
+
+
 async def test_a_late_start_without_replay_learns_from_then_on():
     async with KvPublisher() as publisher:
         early = stored(PROMPT[:64])

@@ -41,7 +41,7 @@ class KvEventSink(Protocol):
         """These blocks are gone."""
 
     def lost(self, instance: str) -> None:
-        """Events were missed: nothing is known of the token keys that it holds."""
+        """Events were missed, or a watch begins: nothing is known of the token keys that it holds."""
 
     def cleared(self, instance: str) -> None:
         """The instance has emptied its cache, whatever the kind of keys, or is a new engine."""
@@ -133,10 +133,9 @@ class KvBlocks:
         self._sink.cleared(self._instance)
 
     def lose(self) -> None:
-        """Events were missed."""
-        if self._blocks:
-            self._empty()
-            self._sink.lost(self._instance)
+        """Events were missed, or none have come yet."""
+        self._empty()
+        self._sink.lost(self._instance)
 
     def _empty(self) -> None:
         self._blocks.clear()

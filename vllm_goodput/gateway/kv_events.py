@@ -99,7 +99,8 @@ class KvEventWatch:
         return len(self._blocks)
 
     def start(self) -> None:
-        """Begin following."""
+        """Begin following; what may be known from before is not relied on."""
+        self._blocks.lose()
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
