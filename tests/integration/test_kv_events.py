@@ -270,6 +270,7 @@ async def test_it_reconnects_and_asks_for_everything_again():
             await publisher.publish(stored(PROMPT[:32]))
             await until(lambda: watch.counters.batches == 2)
             await publisher.__aexit__()
+            await until(lambda: held.match() == 0)
             async with KvPublisher(*ports) as another:
                 await another.publish(stored(OTHER))  # before it is subscribed to
                 await until(lambda: held.match(OTHER) == 10)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm_goodput.config import InstanceConfig
@@ -99,7 +100,7 @@ class KvEventWatch:
         return len(self._blocks)
 
     def start(self) -> None:
-        """Begin following; what may be known from before is not relied on."""
+        """Begin following; what the sink may know from before is not relied on."""
         self._blocks.lose()
         self._task = asyncio.create_task(self._run())
 
@@ -127,7 +128,9 @@ class KvEventWatch:
         import zmq.asyncio
 
         with self._socket(zmq.SUB) as events:
-            monitor = events.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            monitor = events.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
             try:
                 events.setsockopt(zmq.SUBSCRIBE, b"")
                 events.connect(self._endpoint)
@@ -139,7 +142,10 @@ class KvEventWatch:
                     ready = dict(await poller.poll(int(1e3 * wait_s)))
                     wait_s = self._silent_s
                     if monitor in ready:
-                        await monitor.recv_multipart()
+                        what, *_ = await monitor.recv_multipart()
+                        if int.from_bytes(what[:2], sys.byteorder) == zmq.EVENT_DISCONNECTED:
+                            self._blocks.lose()
+                            continue
                         await self._connected()
                         wait_s = min(SETTLED_S, self._silent_s)
                     elif events in ready:
@@ -165,7 +171,7 @@ class KvEventWatch:
         """A connection is made: the first one, or again, to what may be another engine."""
         if self._live >= 0 or self._applied >= 0:
             self.counters.restarts += 1
-            self._blocks.lose()
+        self._blocks.lose()
         self._applied = self._live = -1
         await self._replay()
 
