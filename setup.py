@@ -10,14 +10,19 @@ MAPPED = ("kernels", "patches")
 CSRC = "vllm_goodput/csrc"
 SOURCES = (
     "bindings",
+    "bindings_corrections",
     "bindings_pool",
     "bindings_predictor",
     "bindings_prefix",
     "bindings_router_speed",
+    "bindings_view",
     "block_hash",
     "choice",
+    "corrections",
     "forest",
+    "learned_lengths",
     "lengths",
+    "mixture",
     "pool",
     "prefix_index",
     "prefix_keys",
@@ -25,10 +30,13 @@ SOURCES = (
     "prefix_match",
     "prefix_sets",
     "prefix_table",
+    "request_features",
+    "sessions",
     "speed_estimator",
-    "text_features",
+    "text_grams",
+    "text_stats",
 )
-HEADERS = ("large_array",)
+HEADERS = ("large_array", "recent_map", "small_logs")
 
 
 def packages() -> list[str]:

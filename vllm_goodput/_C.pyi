@@ -1,7 +1,10 @@
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from vllm_goodput.predictor.view import RequestView
 
 def token_block_hashes(
     token_ids: Any, block_size: int, seed: int = ...
@@ -10,23 +13,19 @@ def text_block_hashes(text: bytes, block_size: int, seed: int = ...) -> npt.NDAr
 
 TEXT_BUCKETS: int
 TEXT_STATS: int
+NUMBERS: int
 
-def request_features(
-    requests: list[tuple[list[float], tuple[str, ...]]], numbers: int, windows: int
-) -> tuple[
+Grams = tuple[
     npt.NDArray[np.float32],
     npt.NDArray[np.int64],
     npt.NDArray[np.int32],
     npt.NDArray[np.float32],
-]: ...
-def sparse_times_dense(
-    ends: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.int32],
-    weights: npt.NDArray[np.float32],
-    dense: npt.NDArray[np.float32],
-    out: npt.NDArray[np.float32],
-    column: int,
-) -> None: ...
+]
+
+def text_features(
+    text: str,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
+def request_features(requests: Iterable[tuple[RequestView, SessionLengths | None]]) -> Grams: ...
 
 class Forest:
     def __init__(
@@ -41,6 +40,82 @@ class Forest:
         features: int,
     ) -> None: ...
     def predict(self, rows: Any) -> npt.NDArray[np.float32]: ...
+
+class Mixture:
+    def __init__(
+        self,
+        *,
+        models: Sequence[str],
+        tasks: Sequence[str],
+        head_weights: Any,
+        head_bias: Any,
+        head_model_bias: Any,
+        gate_heads: Any,
+        gate_slope: Any,
+        gate_offset: Any,
+        declared: Any,
+        experts: Sequence[Forest],
+        offsets: Any,
+    ) -> None: ...
+    def predict(
+        self,
+        dense: npt.NDArray[np.float32],
+        ends: npt.NDArray[np.int64],
+        indices: npt.NDArray[np.int32],
+        weights: npt.NDArray[np.float32],
+        models: Sequence[str],
+        tasks: Sequence[str | None],
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]: ...
+
+class SessionLengths:
+    def __init__(self) -> None: ...
+    @staticmethod
+    def of(lengths: Iterable[float]) -> SessionLengths: ...
+    def add(self, prompt_len: float, output_len: float, residual: float = 0.0) -> None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def latest(self) -> list[float]: ...
+    @property
+    def total(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def context_len(self) -> float: ...
+    @property
+    def residual(self) -> float: ...
+    @property
+    def std(self) -> float: ...
+
+class Sessions:
+    def __init__(self, max_sessions: int = 100_000) -> None: ...
+    def get(self, session: str | None) -> SessionLengths | None: ...
+    def add(
+        self, session: str | None, prompt_len: float, output_len: float, residual: float = 0.0
+    ) -> None: ...
+    def __len__(self) -> int: ...
+
+class Corrections:
+    def __init__(self, levels: Any, normal: Any, max_keys: int) -> None: ...
+    def apply(
+        self,
+        raw: npt.NDArray[np.float64],
+        keys: Sequence[tuple[str, str]],
+        unknown: Sequence[int],
+        session_shifts: Sequence[float],
+    ) -> npt.NDArray[np.float64]: ...
+    def learn(
+        self,
+        key: tuple[str, str],
+        known: bool,
+        raw: npt.NDArray[np.float64],
+        final: npt.NDArray[np.float64],
+        log_len: float,
+        censored: bool,
+    ) -> float: ...
+    def __len__(self) -> int: ...
 
 class SpeedEstimator:
     def __init__(self) -> None: ...
@@ -71,6 +146,35 @@ class Lengths:
     def ends_within(self, generated: float, more: float) -> float: ...
     @property
     def logs(self) -> npt.NDArray[np.float64]: ...
+
+class PredictedLengths(Lengths):
+    @property
+    def log_quantiles(self) -> list[float]: ...
+    @property
+    def features(self) -> Grams | None: ...
+
+class LearnedLengths:
+    def __init__(
+        self,
+        model: Mixture,
+        corrections: Corrections,
+        sessions: Sessions,
+        *,
+        max_label_len: int,
+        keep_features: bool,
+    ) -> None: ...
+    def predict(
+        self, requests: list[tuple[RequestView, str | None, str | None, float]]
+    ) -> list[PredictedLengths]: ...
+    def made(self, predicted: PredictedLengths) -> bool: ...
+    def observe(
+        self,
+        predicted: PredictedLengths,
+        session: str | None,
+        prompt_len: float,
+        output_len: float,
+        cap: float,
+    ) -> None: ...
 
 class Demand:
     def __init__(

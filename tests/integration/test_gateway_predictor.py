@@ -328,7 +328,7 @@ async def test_a_predictor_that_breaks_costs_no_request(model, monkeypatch, capl
         def broken(*_):
             raise ValueError(SECRET)
 
-        monkeypatch.setattr(gateway.lengths._learned.model.__class__, "predict", broken)
+        monkeypatch.setattr(gateway.lengths._learned, "predict_batch", broken)
         results = await asyncio.gather(*(post(session) for _ in range(10)))
         assert [r[0] for r in results] == [200] * 10
         assert metric(gateway, "goodput_predictor_failures_total") >= 10

@@ -201,6 +201,23 @@ class TestSessions:
         assert (lengths.high, lengths.low) == (math.log(1000), math.log(10))
         assert lengths.latest == [math.log(10), math.log(1000), math.log(100)]
 
+    def test_residuals_are_bounded_and_averaged(self):
+        lengths = SessionLengths()
+        assert math.isnan(lengths.std)
+        lengths.add(100, 50, residual=99.0)
+        assert lengths.residual == 3
+        lengths.add(0, 50, residual=-1.0)
+        assert lengths.residual == pytest.approx(1.0)
+        assert lengths.context_len == 0
+        lengths.add(170, 30, residual=math.nan)
+        assert lengths.residual == pytest.approx(1.0)
+        assert lengths.context_len == 200
+
+    def test_only_the_latest_are_kept_one_by_one(self):
+        lengths = SessionLengths.of([1, 2, 4, 8, 16])
+        assert lengths.latest == [math.log(n) for n in (2, 4, 8, 16)]
+        assert lengths.low == 0
+
     def test_bounded_and_least_recent_goes_first(self):
         sessions = Sessions(max_sessions=2)
         sessions.add("a", 1, 5)
@@ -210,4 +227,6 @@ class TestSessions:
         assert sessions.get("b") is None
         assert sessions.get("a").count == 2
         sessions.add(None, 1, 5)
+        sessions.add("", 1, 5)
         assert sessions.get(None) is None
+        assert len(sessions) == 2

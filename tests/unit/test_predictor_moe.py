@@ -17,12 +17,14 @@ import pytest
 from vllm_goodput.errors import DataError
 from vllm_goodput.predictor import store, training
 from vllm_goodput.predictor.dataset import Examples, concat, read_pairs
+from vllm_goodput.predictor.features import extract
 from vllm_goodput.predictor.learned import MoEPredictor
 from vllm_goodput.predictor.metrics import coverage, mean_of, pinball, r2
-from vllm_goodput.predictor.online import Corrections
+from vllm_goodput.predictor.sessions import SessionLengths
 from vllm_goodput.predictor.training import LEVELS, TrainSettings, fit, folds_of
 from vllm_goodput.predictor.view import RequestView
 from vllm_goodput.router import RequestInfo
+from vllm_goodput.slo import MAX_LABEL_LEN
 
 SETTINGS = TrainSettings(rounds=60, expert_rounds=30, folds=3, threads=1)
 NOUNS = {"sql": ["table", "column", "join"], "story": ["dragon", "forest", "queen"]}
@@ -149,8 +151,6 @@ class TestModel:
         tasks = trained.model.gate.tasks
 
         def weights(**request):
-            from vllm_goodput.predictor.features import extract
-
             asked = info(**request)
             features = extract([(asked.view, None)])
             _, got = trained.model.predict(features, ["small"], [asked.task])
@@ -389,11 +389,41 @@ class TestOnline:
         predictor.observe(request, 2**62)
         assert predictor.predict(request).quantile(0.5) < 3 * before
 
-    def test_keys_are_bounded(self):
-        corrections = Corrections(LEVELS, max_keys=3)
-        for i in range(10):
-            corrections.of((f"t{i}", "m"), known=False)
-        assert len(corrections) == 3
+    def test_names_of_any_characters(self, trained):
+        """Header values and JSON may hold lone surrogates; only so many characters of a name count."""
+        predictor = MoEPredictor(trained.model)
+        requests = [
+            info(task=task, model=model, session=session)
+            for task, model, session in [
+                ("\udcff", "m", "\ud800"),
+                ("\udcfe", "m", "\ud801"),
+                ("é" * MAX_LABEL_LEN, "m", None),
+                ("é" * MAX_LABEL_LEN + "x", "m", None),
+                ("é" * (MAX_LABEL_LEN - 1) + "x", "m", None),
+                ("", "\udcff", ""),
+                (None, "\udcff" * 200, "a\0b"),
+            ]
+        ]
+        for request in requests:
+            before = predictor.predict(request).quantile(0.5)
+            for _ in range(4):
+                predictor.observe(request, round(before * 3))
+            assert predictor.predict(request).quantile(0.5) > 1.1 * before
+        assert len(predictor.corrections) == len(requests) - 1
+
+    def test_predictions_carry_their_features_if_told_so(self, trained):
+        predictor = MoEPredictor(trained.model, keep_features=True)
+        asked = [info(prompt=f"table {'join ' * i}", session="s") for i in range(3)]
+        predictor.observe(asked[0], 50)
+        lengths = SessionLengths()
+        lengths.add(asked[0].prompt_len, 50)
+        for one, request in zip(predictor.predict_batch(asked), asked, strict=True):
+            expected = extract([(request.view, lengths)])
+            for name, got in zip(
+                ("dense", "ends", "indices", "weights"), one.features, strict=True
+            ):
+                np.testing.assert_array_equal(got, getattr(expected, name))
+        assert MoEPredictor(trained.model).predict(asked[0]).features is None
 
     def test_strange_requests_begin_with_doubt(self, trained):
         predictor = MoEPredictor(trained.model)

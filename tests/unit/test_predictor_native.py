@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_goodput._C import TEXT_BUCKETS, TEXT_STATS, Forest, request_features, sparse_times_dense
+from vllm_goodput._C import TEXT_BUCKETS, TEXT_STATS, Forest, request_features, text_features
 from vllm_goodput.predictor.features import NUMBERS, STATS, WINDOWS, extract
 from vllm_goodput.predictor.sessions import SessionLengths
 from vllm_goodput.predictor.trees import from_booster
@@ -58,22 +58,23 @@ def grams(text: str) -> dict[int, float]:
 
 @given(st.text(max_size=200).filter(lambda t: not any(0xD800 <= ord(c) < 0xE000 for c in t)))
 def test_grams_match_the_model(text):
-    _, ends, indices, weights = request_features([([], (text,))], 0, 1)
-    assert ends.tolist() == [0, len(indices)]
-    got = dict(zip(indices.tolist(), weights.tolist(), strict=True))
+    _, buckets, weights = text_features(text)
+    assert len(set(buckets.tolist())) == len(buckets)
+    got = dict(zip(buckets.tolist(), weights.tolist(), strict=True))
     assert got == pytest.approx(grams(text), rel=1e-5)
 
 
 def test_windows_do_not_share_columns():
-    _, ends, indices, _ = request_features([([], ("same words", "same words", ""))], 0, 3)
+    view = RequestView(last="same words", first="same words")
+    _, ends, indices, _ = request_features([(view, None)])
     half = len(indices) // 2
     assert ends.tolist() == [0, 2 * half]
     assert (indices[half:] - indices[:half] == TEXT_BUCKETS).all()
 
 
 def stats_of(text: str) -> dict[str, float]:
-    dense, *_ = request_features([([], (text,))], 0, 1)
-    return dict(zip(STATS, dense[0].tolist(), strict=True))
+    stats, *_ = text_features(text)
+    return dict(zip(STATS, stats.tolist(), strict=True))
 
 
 def test_stats_have_the_right_values():
@@ -121,62 +122,35 @@ def test_stats_are_finite(text):
     assert all(np.isfinite(value) for value in stats_of(text).values())
 
 
-def test_wrong_shapes_are_refused():
-    with pytest.raises(ValueError, match="2 numbers and 1 texts"):
-        request_features([([1.0], ("a",))], 2, 1)
-    with pytest.raises(TypeError):
-        request_features([(["x"], ("a",))], 1, 1)
-    with pytest.raises(TypeError):
-        request_features([([1.0], (b"a",))], 1, 1)
-
-
-def test_numbers_that_change_the_list_they_are_in_are_refused():
-    values = []
-
-    class Clears:
-        def __float__(self):
-            values.clear()
-            return 1.0
-
-    values += [Clears(), 2.0, 3.0]
-    with pytest.raises((IndexError, ValueError)):
-        request_features([(values, ("a",))], 3, 1)
-
-
-def test_sparse_times_dense_matches_numpy():
-    rng = np.random.default_rng(0)
-    matrix = np.where(rng.random((5, 40)) < 0.2, rng.normal(size=(5, 40)), 0).astype(np.float32)
-    rows, columns = np.nonzero(matrix)
-    ends = np.concatenate([[0], np.cumsum(np.count_nonzero(matrix, axis=1))]).astype(np.int64)
-    heads = rng.normal(size=(40, 3)).astype(np.float32)
-    out = np.full((5, 6), 7, dtype=np.float32)
-    sparse_times_dense(ends, columns.astype(np.int32), matrix[rows, columns], heads, out, 2)
-    np.testing.assert_allclose(out[:, 2:5], matrix @ heads, rtol=1e-4, atol=1e-5)
-    assert (out[:, [0, 1, 5]] == 7).all()
-
-
 @pytest.mark.parametrize(
-    ("ends", "indices", "column"),
+    "request_",
     [
-        ([0, 1], [3], 0),
-        ([0, 1], [-1], 0),
-        ([0, 2], [0], 0),
-        ([1, 0], [0], 0),
-        ([0, 1], [0], 1),
-        ([0, 1], [0], 2**64 - 1),
+        (RequestView(prompt_len="x"), None),
+        (RequestView(last=b"a"), None),
+        (RequestView(answer="\ud800"), None),
+        (RequestView(answer_lens=(1.0, "x")), None),
+        (RequestView(answer_lens=3), None),
+        ("no view", None),
+        (RequestView(), "no session"),
+        (RequestView(),),
     ],
 )
-def test_sparse_times_dense_refuses_what_leads_outside(ends, indices, column):
-    out = np.zeros((1, 2), dtype=np.float32)
-    with pytest.raises(ValueError):
-        sparse_times_dense(
-            np.array(ends, dtype=np.int64),
-            np.array(indices, dtype=np.int32),
-            np.ones(len(indices), dtype=np.float32),
-            np.zeros((3, 2), dtype=np.float32),
-            out,
-            column,
-        )
+def test_what_is_no_request_is_refused(request_):
+    with pytest.raises((TypeError, ValueError, AttributeError, RuntimeError)):
+        request_features([(RequestView(), None), request_])
+
+
+def test_a_view_that_changes_while_it_is_read_does_no_harm():
+    view = RequestView(last="first words", answer="last words")
+
+    class Changes:
+        def __float__(self):
+            view.last = view.answer = ""
+            return 1.0
+
+    view.last_chars = Changes()
+    _, _, indices, _ = request_features([(view, None)])
+    assert indices.max() < TEXT_BUCKETS  # of `last`, which had been read before
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "bindings_corrections.h"
 #include "bindings_pool.h"
 #include "bindings_predictor.h"
 #include "bindings_prefix.h"
@@ -82,4 +83,5 @@ PYBIND11_MODULE(_C, m) {
   bind_prefix(m);
   bind_router_speed(m);
   bind_pool(m);
+  bind_corrections(m);
 }

@@ -4,5 +4,10 @@
 
 #include <pybind11/pybind11.h>
 
-// Adds the predictor's functions and classes to the module.
+#include "request_features.h"
+
+// (dense [n, width], ends, indices, weights) as NumPy arrays of their own.
+pybind11::tuple arrays_of(const goodput::FeatureRows& rows);
+
+// Adds the features, the forest and the model to the module.
 void bind_predictor(pybind11::module_& m);

@@ -13,7 +13,7 @@ namespace goodput {
 
 namespace {
 
-// Rows walked side by side: their loads overlap.
+// Walks side by side: their loads overlap.
 constexpr std::size_t kLanes = 8;
 
 inline int32_t step(const Node& node, const float* row) {
@@ -64,7 +64,11 @@ Forest::Forest(std::vector<Node> nodes, std::vector<int32_t> roots, std::vector<
   }
 }
 
-void Forest::predict(const float* rows, std::size_t count, float* out) const {
+void Forest::predict(const float* const* rows, std::size_t count, float* out) const {
+  if (count == 1) {
+    predict_one(rows[0], out);
+    return;
+  }
   const std::size_t width = base_.size();
   for (std::size_t r = 0; r < count; ++r) {
     std::copy(base_.begin(), base_.end(), out + r * width);
@@ -77,17 +81,44 @@ void Forest::predict(const float* rows, std::size_t count, float* out) const {
       at.fill(tree.root);
       for (int32_t level = 0; level < tree.depth; ++level) {
         for (std::size_t lane = 0; lane < lanes; ++lane) {
-          at[lane] =
-              step(nodes_[static_cast<std::size_t>(at[lane])], rows + (first + lane) * features_);
+          at[lane] = step(nodes_[static_cast<std::size_t>(at[lane])], rows[first + lane]);
         }
       }
       for (std::size_t lane = 0; lane < lanes; ++lane) {
-        const auto leaf = static_cast<std::size_t>(leaf_of_[static_cast<std::size_t>(at[lane])]);
-        for (std::size_t k = 0; k < width; ++k) {
-          out[(first + lane) * width + k] += leaves_[leaf * width + k];
-        }
+        add_leaf(at[lane], out + (first + lane) * width);
       }
     }
+  }
+}
+
+// Trees side by side instead of rows.
+void Forest::predict_one(const float* row, float* out) const {
+  std::copy(base_.begin(), base_.end(), out);
+  for (std::size_t first = 0; first < trees_.size(); first += kLanes) {
+    const std::size_t lanes = std::min(kLanes, trees_.size() - first);
+    std::array<int32_t, kLanes> at;
+    int32_t depth = 0;
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      at[lane] = trees_[first + lane].root;
+      depth = std::max(depth, trees_[first + lane].depth);
+    }
+    for (int32_t level = 0; level < depth; ++level) {
+      for (std::size_t lane = 0; lane < lanes; ++lane) {
+        at[lane] = step(nodes_[static_cast<std::size_t>(at[lane])], row);
+      }
+    }
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      add_leaf(at[lane], out);
+    }
+  }
+}
+
+void Forest::add_leaf(int32_t node, float* out) const {
+  const std::size_t width = base_.size();
+  const float* const leaf =
+      leaves_.data() + static_cast<std::size_t>(leaf_of_[static_cast<std::size_t>(node)]) * width;
+  for (std::size_t k = 0; k < width; ++k) {
+    out[k] += leaf[k];
   }
 }
 

@@ -24,8 +24,8 @@ class Forest {
   Forest(std::vector<Node> nodes, std::vector<int32_t> roots, std::vector<float> leaves,
          std::vector<float> base, std::size_t features);
 
-  // rows: shape [count, features], missing values NaN; out: shape [count, outputs].
-  void predict(const float* rows, std::size_t count, float* out) const;
+  // rows: `count` rows of `features` values, missing ones NaN; out: shape [count, outputs].
+  void predict(const float* const* rows, std::size_t count, float* out) const;
 
   std::size_t outputs() const { return base_.size(); }
   std::size_t features() const { return features_; }
@@ -35,6 +35,9 @@ class Forest {
     int32_t root;
     int32_t depth;
   };
+
+  void predict_one(const float* row, float* out) const;
+  void add_leaf(int32_t node, float* out) const;
 
   // Leaves lead to themselves here, so that a walk of a tree's depth ends at one by whatever path.
   std::vector<Node> nodes_;

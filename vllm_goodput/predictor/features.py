@@ -4,21 +4,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_goodput._C import TEXT_BUCKETS, TEXT_STATS, request_features
+from vllm_goodput import _C
 from vllm_goodput.predictor.sessions import SessionLengths
 from vllm_goodput.predictor.view import RequestView
 
 # A model file says which version of these features it was trained on; raise it whenever their meaning or order changes,
-# in this file, in view.py's windows or in csrc/text_features.cpp.
+# in view.py's windows, csrc/request_features.cpp, csrc/text_stats.cpp or csrc/text_grams.cpp.
 FEATURE_VERSION = 1
 
+# Names of the dense features, in the order of csrc/request_features.cpp.
 NUMBERS = (
     "log prompt_len",
     "log last_chars",
@@ -45,6 +45,7 @@ NUMBERS = (
     "repeats",
     "same length twice",
 )
+# Of each window, in the order of csrc/text_stats.cpp.
 STATS = (
     "log bytes",
     "log words",
@@ -72,11 +73,9 @@ STATS = (
     "last byte",
 )
 WINDOWS = ("last", "first", "answer")
-GRAM_COLUMNS = len(WINDOWS) * TEXT_BUCKETS
+GRAM_COLUMNS = len(WINDOWS) * _C.TEXT_BUCKETS
 DENSE_NAMES = (*NUMBERS, *(f"{w}: {s}" for w in WINDOWS for s in STATS))
-assert len(STATS) == TEXT_STATS
-
-_NAN = math.nan
+assert (len(NUMBERS), len(STATS)) == (_C.NUMBERS, _C.TEXT_STATS)
 
 
 @dataclass(frozen=True)
@@ -121,47 +120,4 @@ def stack(parts: Sequence[Features]) -> Features:
 
 def extract(requests: Sequence[tuple[RequestView, SessionLengths | None]]) -> Features:
     """Features of requests, each with the lengths so far of its session if known."""
-    rows: list[tuple[list[float], tuple[str, ...]]] = [
-        (_numbers(view, session), (view.last, view.first, view.answer))
-        for view, session in requests
-    ]
-    return Features(*request_features(rows, len(NUMBERS), len(WINDOWS)))
-
-
-def _numbers(view: RequestView, session: SessionLengths | None) -> list[float]:
-    log1p = math.log1p
-    if session is None or not session.count:
-        session = SessionLengths.of(view.answer_lens) if view.answer_lens else None
-    head = [
-        log1p(view.prompt_len),
-        log1p(view.last_chars),
-        log1p(view.first_chars),
-        log1p(view.answer_chars),
-        max(view.turn, session.count if session else 0),
-        log1p(view.tools),
-        view.tool_results,
-        view.form,
-        math.log(view.max_tokens) if view.max_tokens else _NAN,
-        view.stops,
-        view.chat,
-        view.role,
-    ]
-    if session is None:
-        return [*head, 0, *[_NAN] * 9, view.repeats, _NAN]
-    logs = session.latest
-    count = session.count
-    return [
-        *head,
-        count,
-        logs[-1],
-        logs[-2] if count > 1 else _NAN,
-        logs[-3] if count > 2 else _NAN,
-        logs[-4] if count > 3 else _NAN,
-        session.total / count,
-        session.high,
-        session.low,
-        session.std,
-        log1p(max(0.0, view.prompt_len - session.context_len)) if session.context_len else _NAN,
-        view.repeats,
-        logs[-1] == logs[-2] if count > 1 else _NAN,
-    ]
+    return Features(*_C.request_features(requests))

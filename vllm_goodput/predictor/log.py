@@ -216,7 +216,7 @@ class LoggingPredictor:
     ) -> None:
         """See LengthPredictor."""
         if isinstance(predicted, Predicted) and predicted.features is not None and output_len >= 1:
-            self._log.add(info, predicted.features, output_len)
+            self._log.add(info, Features(*predicted.features), output_len)
         self._inner.observe(info, output_len, predicted)
 
     def swap(self, model: MoEModel) -> None:

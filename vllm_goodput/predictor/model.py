@@ -7,23 +7,23 @@ gate    = sigmoid(scores of the task heads)  what no task claims goes to the gen
 general = forest on (dense features, scores, model)
 experts = forests on the same and the general expert's quantiles
 output  = sum over experts of gate x (quantiles + the expert's calibration)
+
+`csrc/mixture.*` computes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_goodput._C import Forest, sparse_times_dense
+from vllm_goodput._C import Forest, Mixture
 from vllm_goodput.predictor.features import DENSE_NAMES, Features
 
 F32 = npt.NDArray[np.float32]
-# Experts with less weight than this are not evaluated.
-LEAST_WEIGHT = 0.02
-MAX_LOG_LEN = 21.0  # natural log of tokens; no model has a context of a billion
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class Heads:
 
 @dataclass(frozen=True)
 class Gate:
-    """Weight of each task's expert: sigmoid(slope * score + offset) of the task's head.
+    """Weight of each task's expert: its claim, sigmoid(slope * score + offset) of the task's head, times `declared`.
+
+    Claims of more than 1 in all are scaled down to it. A task that the caller declares has its own expert's `declared`
+    and nothing of the others'. Very small weights count as none; the general expert has the rest.
 
     Args:
         tasks: task types, in the order of the experts.
@@ -59,26 +62,6 @@ class Gate:
     slope: F32
     offset: F32
     declared: F32
-
-    def weights(self, scores: F32, tasks: Sequence[str | None]) -> F32:
-        """float32 [n, tasks + 1]; the last column is the general expert's. Rows sum to 1.
-
-        Args:
-            scores: float32 [n, heads].
-            tasks: declared task types; unknown ones and None leave it to the text.
-        """
-        claims = 1.0 / (1.0 + np.exp(-(scores[:, self.heads] * self.slope + self.offset)))
-        total = claims.sum(axis=1, keepdims=True)
-        weights = np.empty((len(scores), len(self.tasks) + 1), dtype=np.float32)
-        weights[:, :-1] = claims * self.declared / np.maximum(1.0, total)
-        index = {task: number for number, task in enumerate(self.tasks)}
-        at = np.array([index.get(task, -1) if task else -1 for task in tasks], dtype=np.int64)
-        told = np.flatnonzero(at >= 0)
-        if len(told):
-            weights[told, :-1] = 0.0
-            weights[told, at[told]] = self.declared[at[told]]
-        weights[:, -1] = 1.0 - weights[:, :-1].sum(axis=1)
-        return weights
 
 
 @dataclass(frozen=True)
@@ -102,17 +85,26 @@ class MoEModel:
     offsets: F32
     card: dict[str, object]
 
-    def scores(self, features: Features, known: Sequence[int]) -> F32:
-        """float32 [n, heads]; `known` holds each request's position in `models`, or -1."""
-        out = np.zeros((len(features), len(self.heads.names)), dtype=np.float32)
-        sparse_times_dense(
-            features.ends, features.indices, features.weights, self.heads.weights, out, 0
+    @cached_property
+    def native(self) -> Mixture:
+        """The same for C++.
+
+        Raises:
+            ValueError: shapes do not fit together.
+        """
+        return Mixture(
+            models=self.models,
+            tasks=self.gate.tasks,
+            head_weights=self.heads.weights,
+            head_bias=self.heads.bias,
+            head_model_bias=self.heads.model_bias,
+            gate_heads=self.gate.heads,
+            gate_slope=self.gate.slope,
+            gate_offset=self.gate.offset,
+            declared=self.gate.declared,
+            experts=self.experts,
+            offsets=self.offsets,
         )
-        out += self.heads.bias
-        at = np.asarray(known, dtype=np.int64)
-        rows = np.flatnonzero(at >= 0)
-        out[rows] += self.heads.model_bias[at[rows]]
-        return out
 
     def predict(
         self, features: Features, models: Sequence[str], tasks: Sequence[str | None]
@@ -122,32 +114,18 @@ class MoEModel:
         Args:
             features: of n requests.
             models: their model names.
-            tasks: their declared task types or None.
+            tasks: their declared task types; unknown ones and None leave it to the text.
 
         Returns:
-            (float32 [n, levels], non-decreasing along the levels; float32 [n, tasks + 1])
+            (float32 [n, levels], non-decreasing along the levels; float32 [n, tasks + 1], the general expert's weight
+            last, of sum 1)
 
         Raises:
             ValueError: the model is broken.
         """
-        index = {name: i for i, name in enumerate(self.models)}
-        known = [index.get(model, -1) for model in models]
-        scores = self.scores(features, known)
-        rows = assemble(features.dense, scores, known, len(self.models))
-        weights = self.gate.weights(scores, tasks)
-        *experts, general = self.experts
-        quantiles = general.predict(rows)
-        weights[:, :-1][weights[:, :-1] < LEAST_WEIGHT] = 0.0
-        weights[:, -1] = 1.0 - weights[:, :-1].sum(axis=1)
-        out = weights[:, -1:] * (quantiles + self.offsets[-1])
-        rows = np.concatenate([rows, quantiles], axis=1)
-        for number in np.flatnonzero(weights[:, :-1].any(axis=0)):
-            used = np.flatnonzero(weights[:, number])
-            quantiles = experts[number].predict(rows if len(used) == len(rows) else rows[used])
-            out[used] += weights[used, number, None] * (quantiles + self.offsets[number])
-        if not np.isfinite(out).all():
-            raise ValueError("the length model predicts what is not a number")
-        return np.clip(np.sort(out, axis=1), 0.0, MAX_LOG_LEN), weights
+        return self.native.predict(
+            features.dense, features.ends, features.indices, features.weights, models, tasks
+        )
 
 
 def assemble(dense: F32, scores: F32, known: Sequence[int], models: int) -> F32:

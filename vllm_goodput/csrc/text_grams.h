@@ -2,8 +2,6 @@
 // SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -12,10 +10,6 @@ namespace goodput {
 
 // Buckets that the n-grams of one text window fall into.
 constexpr uint32_t kTextBuckets = 4096;
-// Figures about the shape of one text window; their order is that of STATS in
-// predictor/features.py.
-constexpr std::size_t kTextStats = 24;
-
 // A byte that separates the head of a cut text from its tail: no n-gram spans it.
 constexpr unsigned char kTextBreak = 0;
 
@@ -28,8 +22,5 @@ struct Gram {
 // length; `out` is replaced. A word is a run of letters (lower-cased, bytes
 // above 127 count as letters) or of digits; any other visible byte stands for itself.
 void text_grams(std::string_view text, std::vector<Gram>& out);
-
-// Shape of the text: sizes, character classes, punctuation, edges.
-std::array<float, kTextStats> text_stats(std::string_view text);
 
 }  // namespace goodput
