@@ -172,10 +172,14 @@ def _add_engines(group: Any) -> None:
         "--kv-tokens", type=int, help="capacity of KV caches that the pool file leaves open, tokens"
     )
     group.add_argument(
-        "--request-overhead-ms", type=float, help="HTTP and tokenisation before the engine, ms"
+        "--request-overhead-ms",
+        type=float,
+        help="HTTP and tokenisation before the engine, ms (default: 10)",
     )
     group.add_argument(
-        "--token-overhead-ms", type=float, help="from the end of a step to the client, ms"
+        "--token-overhead-ms",
+        type=float,
+        help="from the end of a step to the client, ms (default: 3)",
     )
     group.add_argument(
         "--jitter-ms",

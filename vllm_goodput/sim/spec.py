@@ -64,6 +64,8 @@ class SimInstance:
 class Overheads:
     """What HTTP, tokenisation and detokenisation add, in gateway and API server together.
 
+    The defaults are what benchmarks/sim_validation.py found for gateway, engines and client on two CPU cores.
+
     Args:
         request_s: from the router's decision until the engine knows the request.
         prompt_token_s: the same per prompt token.
@@ -71,9 +73,9 @@ class Overheads:
         jitter_s: mean of a random time (exponential) that each request takes longer to reach the engine.
     """
 
-    request_s: float = 0.004
-    prompt_token_s: float = 0.0
-    token_s: float = 0.002
+    request_s: float = 0.01
+    prompt_token_s: float = 3e-6
+    token_s: float = 0.003
     jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
