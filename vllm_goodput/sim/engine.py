@@ -8,8 +8,8 @@ block, the sequence admitted last loses its own and waits, first in line, to com
 profile's time. With asynchronous scheduling a step is decided when the one before it begins, else when that one ends.
 
 While nothing but decoding goes on, all steps are alike: they are decided in one go until a sequence ends, and cut short
-where something arrives meanwhile. That changes no outcome (`macro=False` decides each by itself). Left out: speculative
-decoding, priorities, pipeline parallelism, multimodal inputs.
+where something arrives meanwhile. That changes no outcome (`macro=False` decides each by itself). Tests hold the times
+against vLLM's own schedulers. Left out: speculative decoding, priorities, pipeline parallelism, multimodal inputs.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Engine:
         made = seq.outputs(ended)
         if seq in self.running:
             self._vacate(seq, ended)
-        else:
+        elif not self._ended(seq):
             self.waiting.remove(seq)
         seq.gone = True
         self._wake(now_s)
@@ -156,8 +156,9 @@ class Engine:
         if lasts and self._open is not None:
             self._cut(1)  # places and blocks become free before its second step is decided
         for seq in lasts:
-            del self.running[seq]
-            seq.release(self.cache, self.spec.block_size, seq.end_step, seq.end_step)
+            if seq in self.running:
+                del self.running[seq]
+                seq.release(self.cache, self.spec.block_size, seq.end_step, seq.end_step)
             seq.gone = True
         for seq in firsts:
             seq.started = True
@@ -236,7 +237,7 @@ class Engine:
         """Take the next step's blocks, at the cost of the last admitted; False if some lost theirs."""
         whole = True
         while (need := self._decoders.blocks(self.steps, 1)) > self.cache.free:
-            self._preempt(next(s for s in reversed(self.running) if not self._ended(s)))
+            self._preempt(next(reversed(self.running)))
             whole = False
         self.cache.take(need)
         return whole
@@ -288,9 +289,11 @@ class Engine:
 
     def _preempt(self, seq: Seq) -> None:
         made = seq.outputs(self.steps)  # those in flight are still delivered
-        self._vacate(
-            seq, self.steps - bool(self._flight)
-        )  # all but the one that begins now have ended
+        over = self._ended(seq)
+        # All steps but the one that begins now have ended.
+        self._vacate(seq, self.steps - bool(self._flight))
+        if over:
+            return  # its last token is in flight
         seq.done, seq.computed, seq.end_step = made, 0, NEVER
         seq.preemptions += 1
         self.waiting.appendleft(seq)
