@@ -202,6 +202,40 @@ def test_broken_trees_are_refused(feature, left, roots):
         Forest(feature, [0.0] * 3, left, [0] * 3, roots, [[5.0], [9.0]], [0.5], 1)
 
 
+def test_trees_need_not_lie_one_after_the_other():
+    """The same two trees with their nodes, roots and leaves in another order."""
+    trees = {"threshold": [0.0] * 6, "nan_left": [0] * 6, "base": [0.5], "features": 2}
+    feature = [0, -1, -1, 1, -1, -1]
+    plain = Forest(
+        feature, left=[1, 0, 1, 4, 2, 3], roots=[0, 3], leaves=[[1], [2], [30], [40]], **trees
+    )
+    mixed = Forest(
+        feature, left=[1, 3, 0, 4, 1, 2], roots=[3, 0], leaves=[[2], [30], [40], [1]], **trees
+    )
+    again = Forest(
+        feature, left=[1, 0, 1, 4, 2, 3], roots=[0, 0], leaves=[[1], [2], [30], [40]], **trees
+    )
+    rows = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], dtype=np.float32)
+    assert plain.predict(rows).ravel().tolist() == [31.5, 41.5, 32.5, 42.5]
+    assert mixed.predict(rows).ravel().tolist() == [31.5, 41.5, 32.5, 42.5]
+    assert again.predict(rows).ravel().tolist() == [2.5, 2.5, 4.5, 4.5]
+
+
+@pytest.mark.parametrize(("feature", "far"), [(0, 2**16), (2**15, 1)])
+def test_what_does_not_fit_into_packed_nodes_is_refused(feature, far):
+    count = far + 2
+    tree = {"threshold": [0.0] * count, "nan_left": [0] * count, "roots": [0]}
+    with pytest.raises(ValueError, match="too far away"):
+        Forest(
+            [feature] + [-1] * (count - 1),
+            left=[far] + [0] * (count - 1),
+            leaves=[[1.0]],
+            base=[0.0],
+            features=2**15 + 1,
+            **tree,
+        )
+
+
 def test_extract_fills_every_number():
     session = SessionLengths()
     session.add(100, 20)

@@ -79,8 +79,8 @@ std::shared_ptr<Forest> make_forest(const Array<int32_t>& feature, const Array<f
   for (std::size_t i = 0; i < count; ++i) {
     nodes[i] = {feature.data()[i], threshold.data()[i], left.data()[i], nan_left.data()[i]};
   }
-  return std::make_shared<Forest>(std::move(nodes), vector_of(roots), vector_of(leaves),
-                                  vector_of(base), features);
+  return std::make_shared<Forest>(nodes, vector_of(roots), vector_of(leaves), vector_of(base),
+                                  features);
 }
 
 py::array_t<float> forest_predict(const Forest& forest, const Array<float>& rows) {

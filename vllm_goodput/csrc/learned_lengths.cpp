@@ -61,7 +61,12 @@ LearnedLengths::LearnedLengths(std::shared_ptr<const Mixture> model,
 }
 
 void LearnedLengths::ask(const RequestView& view, LengthRequest request, LengthBatch& batch) const {
-  batch.features.add(view, sessions_->find(request.session));
+  const SessionLengths* const session = sessions_->find(request.session);
+  if (session != nullptr) {
+    request.session_residual = session->residual;
+    request.session_count = static_cast<double>(session->count);
+  }
+  batch.features.add(view, session);
   batch.requests.push_back(std::move(request));
 }
 
@@ -99,11 +104,7 @@ std::shared_ptr<PredictedLengths> LearnedLengths::make(const LengthRequest& requ
   const std::size_t unknown =
       (model_->tasks().find(task) < 0 ? 1U : 0U) + (model_->models().find(name) < 0 ? 1U : 0U);
   std::string key = correction_key(task, name);
-  const SessionLengths* session = sessions_->find(request.session);
-  const double shift =
-      session == nullptr
-          ? 0.0
-          : session_shift(session->residual, static_cast<double>(session->count), unknown == 0);
+  const double shift = session_shift(request.session_residual, request.session_count, unknown == 0);
   const Levels& levels = corrections_->levels();
   std::vector<double> raw(quantiles, quantiles + levels.size());
   std::vector<double> final(levels.size());

@@ -26,8 +26,10 @@ struct LengthRequest {
   std::string model;
   std::string task;
   bool task_declared = false;
-  std::string session;  // empty: none
-  double cap = 0.0;     // no output is longer, tokens
+  std::string session;            // empty: none
+  double cap = 0.0;               // no output is longer, tokens
+  double session_residual = 0.0;  // of its session so far, see SessionLengths; ask() fills it in
+  double session_count = 0.0;
 };
 
 // Requests to predict together, with their features.
