@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vllm-goodput project
 """Builds the C++ extension and lists the packages; everything else is in pyproject.toml."""
 
+from pathlib import Path
+
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import find_packages, setup
 
@@ -24,6 +26,7 @@ SOURCES = (
     "lengths",
     "mixture",
     "pool",
+    "pool_predict",
     "prefix_index",
     "prefix_keys",
     "prefix_lru",
@@ -36,7 +39,6 @@ SOURCES = (
     "text_grams",
     "text_stats",
 )
-HEADERS = ("large_array", "recent_map", "small_logs")
 
 
 def packages() -> list[str]:
@@ -53,7 +55,7 @@ setup(
         Pybind11Extension(
             "vllm_goodput._C",
             [f"{CSRC}/{name}.cpp" for name in SOURCES],
-            depends=[f"{CSRC}/{name}.h" for name in (*SOURCES, *HEADERS) if name != "bindings"],
+            depends=sorted(map(str, Path(CSRC).glob("*.h"))),
             cxx_std=17,
             extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
         )

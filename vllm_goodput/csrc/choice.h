@@ -13,13 +13,13 @@ namespace goodput {
 
 // Parameters; see GoodputChoice.
 struct ChoiceSettings {
-  double stretch = 1.05;         // of predicted times
-  double min_price = 0.05;       // asked on an idle instance
-  double occupancy_price = 0.4;  // added at full occupancy, for a request of mean size
-  double size_exponent = 1.75;
-  double tolerance = 0.03;  // gains so close to the best count as equal
-  double urgency_weight = 0.1;
-  int max_unmeasured = 2;  // requests that an instance never measured may have
+  double stretch;          // of predicted times
+  double min_price;        // asked on an idle instance
+  double occupancy_price;  // added at full occupancy, for a request of mean size
+  double size_exponent;
+  double tolerance;  // gains so close to the best count as equal
+  double urgency_weight;
+  int max_unmeasured;  // requests that an instance never measured may have
 };
 
 // Weighs, for every candidate, what a request is expected to gain there against what it costs:

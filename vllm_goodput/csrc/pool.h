@@ -6,6 +6,7 @@
 // seconds on the caller's clock. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -21,6 +22,8 @@
 namespace goodput {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+// Quantile of a length in sums over many requests, whose errors cancel out.
+constexpr double kMedian = 0.5;
 
 // What a request asks of an instance.
 struct Demand {
@@ -80,6 +83,12 @@ struct Speed {
   double offset_s = 0.0;  // of an answer's decode part
   bool known = false;
   int64_t samples = -1;
+
+  double step_s(double sequences) const { return decode_step(base_s, sequence_s, sequences); }
+  // Of an answer with so many decode steps.
+  double decode_s(double tpot_s, double steps) const {
+    return steps > 0.0 ? std::max(0.0, offset_s + tpot_s * steps) : 0.0;
+  }
 };
 
 struct Instance {
@@ -103,7 +112,8 @@ struct Instance {
   std::vector<FirstToken> fresh;
   double slot_wait_s = 0.0;  // cached
   double slot_wait_at_s = -kInf;
-  bool used = false;
+
+  double prefilled() const { return prompt_tokens - queued_prefill; }  // prompt tokens computed
 };
 
 // What a request would meet on each of some instances; reused by the next call.
@@ -130,7 +140,6 @@ class Pool {
   void set_limit(int slot, int limit);
   void set_speed(int slot, std::shared_ptr<SpeedEstimator> speed);
   std::shared_ptr<SpeedEstimator> speed(int slot) const;
-  int limit(int slot) const;
   int in_flight(int slot) const;
   int slots() const { return static_cast<int>(instances_.size()); }
 
@@ -161,20 +170,19 @@ class Pool {
   double harm(int slot, double prefill, double now_s);
   // The chance that a booked request meets its objectives where it is.
   double chance_to_stay(int64_t handle, double now_s);
-  // When the next booked request is expected to finish; inf when none is booked.
-  double next_finish_s(int slot, double now_s);
-  // The same over the candidates.
+  // When the next request booked on a candidate is expected to finish; inf when none is booked.
   double soonest_finish_s(double now_s);
   double queued_prefill(int slot, double now_s);
-  double booked_tokens(int slot) const;  // prompt and predicted output of all bookings
   // Fraction of the instance's time that prefills to come take at the recent rate.
   double prefill_share(int slot, double now_s);
-  double generated(const Booking& booking, double now_s) const;
 
  private:
   Instance& at(int slot);
   const Instance& at(int slot) const;
   Booking& get(int64_t handle);
+  void vacate(int index);
+  double next_finish_s(int slot, double now_s);
+  double generated(const Booking& booking, double now_s) const;
   void settle(Instance& instance, double now_s);
   static void refresh(Instance& instance);
   void advance(Instance& instance, double now_s);

@@ -50,7 +50,6 @@ constexpr double kCachedCost = 0.3;   // of a too fast first token; cached prefi
 constexpr double kKept = 0.05;        // information that is kept through a change of speed
 
 constexpr double kMinTimeS = 1e-3;
-constexpr double kMinStepS = 1e-5;
 constexpr double kMaxAmount = 1e9;
 constexpr double kMaxTimeS = 1e6;
 constexpr double kPivot = 1e-12;  // of a diagonal element; what is less is rounding
@@ -143,7 +142,7 @@ double SpeedEstimator::decode_sequence_s() const { return theta_[kD1] * kPrior[k
 double SpeedEstimator::decode_offset_s() const { return theta_[kE] * kPrior[kE]; }
 
 double SpeedEstimator::decode_step_s(double sequences) const {
-  return std::max(kMinStepS, decode_base_s() + decode_sequence_s() * sequences);
+  return decode_step(decode_base_s(), decode_sequence_s(), sequences);
 }
 
 // Time that this work, in units of the prior, should take.

@@ -6,6 +6,7 @@
 // Plain C++ without Python; copyable, of fixed size, no heap. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -19,6 +20,12 @@ struct Sample {
   double steps;
   double step_sequences;  // decode steps x sequences in the batch
 };
+
+// d(n) = base + sequence * n, never below a floor.
+inline double decode_step(double base_s, double sequence_s, double sequences) {
+  constexpr double kMinStepS = 1e-5;
+  return std::max(kMinStepS, base_s + sequence_s * sequences);
+}
 
 // Robust, regularised, non-negative least squares with forgetting on
 //
