@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.test_router import FAST, PREFILL, SLOW, dispatch, make, request, teach
 from vllm_goodput.predictor.constant import narrow
-from vllm_goodput.router import Dispatch, Reject, RequestInfo
+from vllm_goodput.router import Dispatch, Hold, Reject, RequestInfo
 from vllm_goodput.router.prefix import token_blocks
 from vllm_goodput.slo import SLO
 
@@ -208,3 +208,17 @@ def test_rejecting_variants_choose_among_the_feasible_only(policy):
     for i in range(4):
         assert dispatch(router, request(i, e2el_ms=5_000)) == "fast"
     assert isinstance(router.route(request(9, e2el_ms=500), 0.0), Reject)
+
+
+def test_global_sends_a_request_that_only_has_a_tpot_slo_off_when_it_has_waited_enough():
+    """Whatever was weighed for the request before it, and on other instances, says nothing of this one."""
+    router = make("global", limit=8)
+    waiting = RequestInfo("r1", 20_000, 0.0, SLO(tpot_ms=15))
+    for i in range(8):
+        dispatch(router, request(i + 10, e2el_ms=1_300))
+    router.set_healthy("slow", False)
+    assert isinstance(router.route(waiting, 0.1), Hold)
+    router.set_healthy("slow", True)
+    router.route(request(2, e2el_ms=60_000, now_s=10.1), 10.1)
+    router.set_healthy("slow", False)
+    assert isinstance(router.route(waiting, 10.2), Dispatch)

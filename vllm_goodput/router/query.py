@@ -16,8 +16,6 @@ from vllm_goodput.router.types import Alternative, Dispatch, Prediction, Request
 if TYPE_CHECKING:
     from vllm_goodput.predictor.base import LengthDistribution
 
-Indices = npt.NDArray[np.intp]
-
 
 def demand_of(info: RequestInfo, generated: float = 0.0) -> _C.Demand:
     """What the native pool needs to know of a request.
@@ -111,22 +109,23 @@ class Query:
 
     def harm(self, index: int) -> float:
         """Booked requests expected to miss their objectives because of this one, on a candidate."""
-        c = self.candidates
-        prefill = self.info.prompt_len - c.hit_tokens[index]
-        return self.pool.harm(int(c.slot[index]), prefill, self.now_s)
+        *_, hit_tokens, _ = self.candidates.row(index)
+        prefill = self.info.prompt_len - hit_tokens
+        return self.pool.harm(self.candidates.slot_of(index), prefill, self.now_s)
 
     def alternatives(self, margin: float) -> tuple[Alternative, ...]:
         """Everything known of every candidate, likeliest first."""
         c = self.candidates
         chance = self.chances(margin)
         left_s = self.info.deadline_s - self.now_s
+        in_flight, limit = c.in_flight, c.limit
         order = np.argsort(-chance, kind="stable").tolist()
         return tuple(
             Alternative(
                 self.name(k),
                 (prediction := self.prediction(k)),
-                int(c.in_flight[k]),
-                int(c.limit[k]),
+                int(in_flight[k]),
+                int(limit[k]),
                 float(chance[k]),
                 self.harm(k),
                 left_s - prediction.e2el_s,

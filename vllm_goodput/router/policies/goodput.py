@@ -62,7 +62,7 @@ class Goodput(Policy):
 
     def decide(self, query: Query) -> Decision:
         """See Policy."""
-        if not query.info.slo or _waited_enough(query):
+        if goes_anywhere(query):
             return self._best_effort(query)
         # Held requests ask again; what is large must not count as common for that.
         first = query.now_s - query.info.arrival_s < MIN_HOLD_S
@@ -107,9 +107,11 @@ def _fair_alone(query: Query) -> bool:
     return query.lengths.cdf(longest) >= FAIR_CHANCE
 
 
-def _waited_enough(query: Query) -> bool:
-    """Whether a request that has only a TPOT objective, so nothing ends its wait, was held long enough."""
+def goes_anywhere(query: Query) -> bool:
+    """Whether a request has no SLO, or only one that ends no wait (TPOT) and was held long enough."""
     info = query.info
+    if not info.slo:
+        return True
     open_ended = math.isinf(info.deadline_s) and math.isinf(info.ttft_deadline_s)
     return open_ended and query.now_s - info.arrival_s > MAX_OPEN_WAIT_S
 

@@ -10,6 +10,7 @@ first. Costs the horizon in latency, and time that grows with the pool; meant fo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 from vllm_goodput.config import RouterConfig
-from vllm_goodput.router.policies.goodput import MAX_HOLD_S, Goodput
+from vllm_goodput.router.policies.goodput import MAX_HOLD_S, Goodput, goes_anywhere
 from vllm_goodput.router.query import Query
 from vllm_goodput.router.types import Decision, Dispatch, Hold
 
@@ -51,7 +52,7 @@ class Global(Goodput):
         """See Policy."""
         decision = super().decide(query)
         request_id, info = query.info.request_id, query.info
-        if not info.slo or not isinstance(decision, Dispatch):
+        if goes_anywhere(query) or not isinstance(decision, Dispatch):
             self._forget(request_id, query.now_s)
             return decision
         gains = self._gains(query)
@@ -66,11 +67,14 @@ class Global(Goodput):
 
     def _gains(self, query: Query) -> dict[int, float]:
         """Expected gain by slot, where there is any."""
-        worths = self._choice.worths
-        order = np.argsort(-worths, kind="stable")[:LOOKS].tolist()
-        slots = query.candidates.slot
-        gains = {int(slots[k]): float(worths[k]) - query.harm(k) for k in order if worths[k] > 0.0}
-        return {slot: gain for slot, gain in gains.items() if gain > 0.0}
+        worths, gains = self._choice.worths, self._choice.gains
+        found = {}
+        for k in np.argsort(-worths, kind="stable")[:LOOKS].tolist():
+            if worths[k] > 0.0:
+                known = float(gains[k])  # the choice has looked at some already
+                gain = float(worths[k]) - query.harm(k) if math.isnan(known) else known
+                found[query.candidates.slot_of(k)] = gain
+        return {slot: gain for slot, gain in found.items() if gain > 0.0}
 
     def _assigned(self, request_id: str, now_s: float) -> int | None:
         """Where the request goes if all that wait are assigned together; None: not yet."""
