@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vllm_goodput.progress import Shown
 
-class Steps:
+
+class Steps(Shown):
     """Shows, inside `with`, which step is at work.
 
     Args:
@@ -22,7 +23,8 @@ class Steps:
     def __init__(self, console: Console, total: int) -> None:
         columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
         text = TextColumn("{task.description}", markup=False)
-        self._bar = Progress(*columns, text, console=console, disable=not console.is_terminal)
+        bar = Progress(*columns, text, console=console, disable=not console.is_terminal)
+        super().__init__(bar)
         self._task = self._bar.add_task("", total=total)
         self._console = console
         self._total = total
@@ -43,15 +45,3 @@ class Steps:
     def stage(self, stage: str) -> None:
         """What the step is doing."""
         self._bar.update(self._task, description=f"{self._step}: {stage}")
-
-    def __enter__(self) -> Steps:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()

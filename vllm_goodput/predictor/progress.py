@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vllm_goodput.progress import Shown
+
 LINE_PERIOD_S = 10.0
 
 
-class TrainProgress:
+class TrainProgress(Shown):
     """Shows, inside `with`, what training is at.
 
     Args:
@@ -23,7 +24,7 @@ class TrainProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        super().__init__(Progress(*columns, console=console, disable=not console.is_terminal))
         self._task = self._bar.add_task("reading", total=None)
         self._start_s = self._shown_s = time.perf_counter()
         self._begun = 0
@@ -51,15 +52,3 @@ class TrainProgress:
             self._console.print(
                 f"{elapsed_s:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True
             )
-
-    def __enter__(self) -> TrainProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()

@@ -5,19 +5,19 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vllm_goodput.bench.record import Record
+from vllm_goodput.progress import Shown
 
 BAR_PERIOD_S = 0.2
 LINE_PERIOD_S = 10.0
 LOOK_EVERY = 32  # requests between two looks at the clock
 
 
-class SimProgress:
+class SimProgress(Shown):
     """A StudyObserver that shows, inside `with`, how far the simulations are.
 
     Args:
@@ -30,8 +30,10 @@ class SimProgress:
         self._console = console
         columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         terminal = console.is_terminal
-        self._bar = Progress(
-            *columns, console=console, disable=not terminal, auto_refresh=False, transient=True
+        super().__init__(
+            Progress(
+                *columns, console=console, disable=not terminal, auto_refresh=False, transient=True
+            )
         )
         self._period_s = BAR_PERIOD_S if terminal else LINE_PERIOD_S
         self._task = self._bar.add_task("", total=float(total))
@@ -68,15 +70,3 @@ class SimProgress:
             self._bar.refresh()
         else:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def __enter__(self) -> SimProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
