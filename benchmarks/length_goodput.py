@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import common, demo
+from benchmarks.conversations import messages, split
 from benchmarks.tiny_models import tiny_llama
 from vllm_goodput.bench import TraceRow
 from vllm_goodput.config import DeploymentConfig, load_yaml
@@ -39,7 +40,6 @@ KINDS = {
     "learned": "learned",
     "oracle": "max_tokens",
 }
-HELD_OUT = 0.25  # fraction of the first prompts
 TURN_GAP_S = 5.0
 MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 3000, 600
 
@@ -79,17 +79,8 @@ def from_pairs(config: DeploymentConfig, args: argparse.Namespace, console: Cons
     sessions, source = read_sessions([args.pairs])
     for turns in sessions:
         _recount(turns)
-    first = [turns[0]["prompt"].strip().lower() for turns in sessions]
-    names = sorted(set(first))
-    held = set(
-        np.random.default_rng(args.seed).permutation(names)[: int(HELD_OUT * len(names))].tolist()
-    )
-    train = [turns for turns, prompt in zip(sessions, first, strict=True) if prompt not in held]
-    test = [
-        turns
-        for turns, prompt in zip(sessions, first, strict=True)
-        if prompt in held and turns[0]["model"] == args.recorded_model
-    ]
+    train, held_out = split(sessions, args.seed)
+    test = [turns for turns in held_out if turns[0]["model"] == args.recorded_model]
     if not test:
         raise ConfigError(
             f"{args.pairs} has no held-out session of the model {args.recorded_model!r}"
@@ -131,7 +122,7 @@ def _trace(sessions: list[Session], rule: Any, args: argparse.Namespace) -> Iter
                 arrival_s=round(now_s, 6),
                 task=row["task"],
                 session=f"{row['task']}-{row['session']}",
-                messages=_messages(turns, turn),
+                messages=messages(turns, turn),
                 prompt_len=row["prompt_tokens"],
                 output_len=row["output_tokens"],
                 slo=rule(row["task"], row["prompt_tokens"], row["output_tokens"]),
@@ -139,18 +130,6 @@ def _trace(sessions: list[Session], rule: Any, args: argparse.Namespace) -> Iter
             now_s += float(rng.exponential(1 / args.rate))
             if turn + 1 < len(turns):
                 waiting.append((now_s, turns, turn + 1))
-
-
-def _messages(turns: Session, turn: int) -> tuple[tuple[str, str], ...]:
-    row = turns[turn]
-    if row.get("prompt_kind", "full") == "full":
-        return (("user", row["prompt"]),)
-    earlier = (
-        pair
-        for past in turns[:turn]
-        for pair in (("user", past["prompt"]), ("assistant", str(past.get("output") or "")))
-    )
-    return (*earlier, ("user", row["prompt"]))
 
 
 async def run(args: argparse.Namespace, console: Console) -> demo.Results:

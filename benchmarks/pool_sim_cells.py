@@ -9,11 +9,12 @@ import pickle
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pool_sim_traces import Data, make_trace, with_slo
+from benchmarks.pool_live_trace import with_slo
+from benchmarks.pool_sim_traces import Data, isolated_s, make_trace
 from vllm_goodput.bench import TraceRow
 from vllm_goodput.config import PredictorConfig, RouterConfig
 from vllm_goodput.emulation import load_profile
@@ -130,7 +131,7 @@ class Bench:
         """The cell's trace."""
         rate = self._capacity[cell.workload] * cell.load * cell.copies
         rows = _trace(self._data, cell.workload, cell.requests, rate, cell.seed, cell.burstiness)
-        return with_slo(rows, cell.level, load_profile(REFERENCE))
+        return with_slo(rows, cell.level, partial(isolated_s, load_profile(REFERENCE)))
 
     def measure_capacity(self, workload: str) -> float:
         """Requests per second of the pool under a permanent backlog, by weighted_least_request.

@@ -13,18 +13,18 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.conversations import messages, split
 from vllm_goodput.bench import TraceRow
 from vllm_goodput.bench.row import CHARS_PER_TOKEN
 from vllm_goodput.emulation import DeviceProfile, StepWork
 from vllm_goodput.errors import ConfigError
 from vllm_goodput.predictor import store
 from vllm_goodput.predictor.dataset import Session, from_sessions, read_sessions
-from vllm_goodput.slo import SLO
 
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "coding": ("code_gen", "bash_agent", "api_codegen"),
@@ -42,7 +42,6 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "tool_calling",
     ),
 }
-HELD_OUT = 0.25  # fraction of the first prompts
 THINK_S = 2.0
 MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 8000, 2000
 CHUNK = 2048  # prompt tokens per step in the isolated latency
@@ -67,12 +66,7 @@ def load(pairs: Path, out: Path, seed: int, quick: bool, note: Callable[[str], N
     from vllm_goodput.predictor.training import TrainSettings, fit
 
     sessions, source = read_sessions([pairs])
-    first = [turns[0]["prompt"].strip().lower() for turns in sessions]
-    names = sorted(set(first))
-    order = np.random.default_rng(seed).permutation(names)
-    held = set(order[: int(HELD_OUT * len(names))].tolist())
-    test = [turns for turns, prompt in zip(sessions, first, strict=True) if prompt in held]
-    train = [turns for turns, prompt in zip(sessions, first, strict=True) if prompt not in held]
+    train, test = split(sessions, seed)
     if not test:
         raise ConfigError(f"{pairs}: no session is left to replay")
     settings = TrainSettings(seed=seed, rounds=40 if quick else TrainSettings.rounds)
@@ -163,36 +157,13 @@ def _fits(row: dict[str, object]) -> bool:
 
 def _row(arrival_s: float, name: str, session: Session, turn: int) -> TraceRow:
     row = session[turn]
-    messages = _messages(session, turn)
-    size = sum(len(text.encode("utf-8", "replace")) for _, text in messages)
+    sent = messages(session, turn)
+    size = sum(len(text.encode("utf-8", "replace")) for _, text in sent)
     return TraceRow(
         arrival_s=arrival_s,
         task=row["task"],
         session=name,
-        messages=messages,
+        messages=sent,
         prompt_len=max(1, size // CHARS_PER_TOKEN),
         output_len=row["output_tokens"],
     )
-
-
-def _messages(session: Session, turn: int) -> tuple[tuple[str, str], ...]:
-    row = session[turn]
-    if row.get("prompt_kind", "full") == "full":
-        return (("user", row["prompt"]),)
-    earlier = (
-        pair
-        for past in session[:turn]
-        for pair in (("user", past["prompt"]), ("assistant", str(past.get("output") or "")))
-    )
-    return (*earlier, ("user", row["prompt"]))
-
-
-def with_slo(rows: Sequence[TraceRow], level: float, reference: DeviceProfile) -> list[TraceRow]:
-    """The same trace with deadlines of `level` times the isolated latency on a reference device."""
-    return [
-        replace(
-            row,
-            slo=SLO(e2el_ms=1e3 * level * isolated_s(reference, row.prompt_len, row.output_len)),
-        )
-        for row in rows
-    ]
