@@ -7,6 +7,72 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+# Flags that other commands have as well: of a trace's window and SLOs, of made-up prompts, of reports ...
+SHARED: dict[str, dict[str, Any]] = {
+    "--format": {
+        "choices": ["auto", "azure", "mooncake", "goodput"],
+        "default": "auto",
+        "help": "format of the trace",
+    },
+    "--limit": {"type": int, "help": "replay at most this many requests"},
+    "--start-s": {
+        "type": float,
+        "default": 0.0,
+        "help": "begin of the window, seconds of trace time",
+    },
+    "--time-scale": {"type": float, "help": "multiply arrival times; 0.5 replays twice as fast"},
+    "--request-rate": {
+        "type": float,
+        "help": "rescale arrivals to this mean rate, requests per second",
+    },
+    "--goodput": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "METRIC:MS",
+        "help": "SLO of rows without one, milliseconds, e.g. ttft:2000 tpot:100 e2el:20000",
+    },
+    "--max-prompt-len": {"type": int, "help": "cut prompts to this many tokens"},
+    "--max-output-len": {"type": int, "help": "cap on output length, tokens"},
+    "--share-session-prefix": {
+        "action": argparse.BooleanOptionalAction,
+        "default": True,
+        "help": "made-up prompts of one session begin alike, as an agent's turns do",
+    },
+    "--note": {
+        "action": "append",
+        "default": [],
+        "help": "shown prominently in reports; repeatable",
+    },
+    # ... and of a generated workload.
+    "--rate": {"type": float, "default": 1.0, "help": "mean request rate, requests per second"},
+    "--mix": {
+        "nargs": "+",
+        "metavar": "TASK=WEIGHT",
+        "help": "weight of each task type among requests; all alike when not given",
+    },
+    "--cv": {
+        "type": float,
+        "default": 1.0,
+        "help": "variation of gaps between arrivals; 1 is Poisson",
+    },
+    "--prompt-scale": {"type": float, "default": 1.0, "help": "multiply prompt lengths by this"},
+    "--output-scale": {"type": float, "default": 1.0, "help": "multiply output lengths by this"},
+    "--turn-gap-s": {
+        "type": float,
+        "default": 5.0,
+        "help": "least time between a session's turns, s",
+    },
+    "--ref-ttft-ms": {"type": float, "default": 50.0, "help": "the reference device's TTFT, ms"},
+    "--ref-tpot-ms": {"type": float, "default": 20.0, "help": "its time per output token, ms"},
+    "--ref-prompt-ms": {"type": float, "default": 0.0, "help": "its TTFT per prompt token, ms"},
+}
+
+
+def add_shared(group: Any, *flags: str, **changed: Any) -> None:
+    """Declare shared flags, with these settings changed."""
+    for flag in flags:
+        group.add_argument(flag, **{**SHARED[flag], **changed})
+
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `bench run`."""
@@ -63,47 +129,20 @@ def _add_request_flags(group: Any) -> None:
         default=0,
         help="seed of made-up prompts; an engine that has seen a seed has its prompts in the prefix cache",
     )
-    group.add_argument(
-        "--share-session-prefix",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="made-up prompts of one session begin alike, as an agent's turns do",
-    )
+    add_shared(group, "--share-session-prefix")
     group.add_argument(
         "--extra-body", default="{}", metavar="JSON", help="more fields of every request's body"
     )
 
 
 def _add_trace_flags(group: Any) -> None:
-    group.add_argument(
-        "--format",
-        choices=["auto", "azure", "mooncake", "goodput"],
-        default="auto",
-        help="format of the trace",
-    )
-    group.add_argument("--limit", type=int, help="replay at most this many requests")
-    group.add_argument(
-        "--start-s", type=float, default=0.0, help="begin of the window, seconds of trace time"
-    )
+    add_shared(group, "--format", "--limit", "--start-s")
     group.add_argument(
         "--duration-s", type=float, help="length of the window, seconds of trace time"
     )
     pace = group.add_mutually_exclusive_group()
-    pace.add_argument(
-        "--time-scale", type=float, help="multiply arrival times; 0.5 replays twice as fast"
-    )
-    pace.add_argument(
-        "--request-rate", type=float, help="rescale arrivals to this mean rate, requests per second"
-    )
-    group.add_argument("--max-prompt-len", type=int, help="cut prompts to this many tokens")
-    group.add_argument("--max-output-len", type=int, help="cap on output length, tokens")
-    group.add_argument(
-        "--goodput",
-        nargs="+",
-        default=[],
-        metavar="METRIC:MS",
-        help="SLO of rows without one, milliseconds, e.g. ttft:2000 tpot:100 e2el:20000",
-    )
+    add_shared(pace, "--time-scale", "--request-rate")
+    add_shared(group, "--max-prompt-len", "--max-output-len", "--goodput")
     group.add_argument("--slo-scale", type=float, default=1.0, help="multiply every SLO by this")
 
 
@@ -116,9 +155,7 @@ def _add_output_flags(group: Any) -> None:
         default=True,
         help="keep one row per request in the JSON",
     )
-    group.add_argument(
-        "--note", action="append", default=[], help="shown prominently in reports; repeatable"
-    )
+    add_shared(group, "--note")
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -134,25 +171,14 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-o", "--output", required=True, metavar="PATH", help="trace file to write, JSONL")
     add("--duration-s", type=float, default=60.0, help="length of the trace, seconds")
-    add("--rate", type=float, default=1.0, help="mean request rate, requests per second")
+    add_shared(parser, "--rate")
     add("--seed", type=int, default=0, help="seed of everything random")
-    add(
-        "--mix",
-        nargs="+",
-        metavar="TASK=WEIGHT",
-        help="weight of each task type among requests; all alike when not given",
-    )
-    add("--cv", type=float, default=1.0, help="variation of gaps between arrivals; 1 is Poisson")
-    add("--prompt-scale", type=float, default=1.0, help="multiply prompt lengths by this")
-    add("--output-scale", type=float, default=1.0, help="multiply output lengths by this")
+    add_shared(parser, "--mix", "--cv", "--prompt-scale", "--output-scale")
     add("--max-prompt-len", type=int, help="cap on prompt length, tokens")
-    add("--max-output-len", type=int, help="cap on output length, tokens")
-    add("--turn-gap-s", type=float, default=5.0, help="least time between a session's turns, s")
+    add_shared(parser, "--max-output-len", "--turn-gap-s")
     add(
         "--slo-scale",
         type=float,
         help="E2EL SLO as a multiple of the reference device's isolated latency; none if not given",
     )
-    add("--ref-ttft-ms", type=float, default=50.0, help="the reference device's TTFT, ms")
-    add("--ref-tpot-ms", type=float, default=20.0, help="its time per output token, ms")
-    add("--ref-prompt-ms", type=float, default=0.0, help="its TTFT per prompt token, ms")
+    add_shared(parser, "--ref-ttft-ms", "--ref-tpot-ms", "--ref-prompt-ms")

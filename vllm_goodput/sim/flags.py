@@ -7,26 +7,23 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-# Flags that only one of the two kinds of workload has, with what they are without being given.
+from vllm_goodput.bench.flags import SHARED, add_shared
+
+# Flags that only one of the two kinds of workload has. They are absent unless given; what they are then:
+_GENERATED = ("--rate", "--mix", "--cv", "--prompt-scale", "--output-scale", "--turn-gap-s")
+_REFERENCE = ("--ref-ttft-ms", "--ref-tpot-ms", "--ref-prompt-ms")
+_TRACE = ("--format", "--limit", "--start-s", "--time-scale", "--request-rate", "--goodput")
+
+
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
 GENERATED: dict[str, Any] = {
-    "rate": 1.0,
-    "mix": None,
-    "cv": 1.0,
-    "prompt_scale": 1.0,
-    "output_scale": 1.0,
-    "turn_gap_s": 5.0,
-    "ref_ttft_ms": None,
-    "ref_tpot_ms": None,
-    "ref_prompt_ms": None,
+    **{_dest(flag): SHARED[flag].get("default") for flag in _GENERATED},
+    **dict.fromkeys(map(_dest, _REFERENCE)),
 }
-TRACE: dict[str, Any] = {
-    "format": "auto",
-    "limit": None,
-    "start_s": 0.0,
-    "time_scale": None,
-    "request_rate": None,
-    "goodput": [],
-}
+TRACE: dict[str, Any] = {_dest(flag): SHARED[flag].get("default") for flag in _TRACE}
 GENERATED_DURATION_S = 60.0
 GENERATED_SLO_SCALE = 4.0
 
@@ -99,20 +96,14 @@ def _add_workload(group: Any) -> None:
         type=float,
         help=f"length of the generated workload (default: {GENERATED_DURATION_S:g}) or of the trace's window, seconds",
     )
-    group.add_argument("--max-prompt-len", type=int, help="cut prompts to this many tokens")
-    group.add_argument("--max-output-len", type=int, help="cap on output length, tokens")
+    add_shared(group, "--max-prompt-len", "--max-output-len")
     group.add_argument(
         "--slo-scale",
         type=float,
         help="trace: multiply every SLO by this (default: 1); generated: E2EL SLO as a multiple of the reference "
         f"device's isolated latency (default: {GENERATED_SLO_SCALE:g})",
     )
-    group.add_argument(
-        "--share-session-prefix",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="made-up prompts of one session begin alike, as an agent's turns do",
-    )
+    add_shared(group, "--share-session-prefix")
     group.add_argument(
         "--timeout-s",
         type=float,
@@ -121,44 +112,25 @@ def _add_workload(group: Any) -> None:
 
 
 def _add_trace(group: Any) -> None:
-    def add(flag: str, **settings: Any) -> None:
-        group.add_argument(flag, default=argparse.SUPPRESS, **settings)
-
-    add("--format", choices=["auto", "azure", "mooncake", "goodput"], help="format (default: auto)")
-    add("--limit", type=int, help="replay at most this many requests")
-    add("--start-s", type=float, help="begin of the window, seconds of trace time (default: 0)")
-    add("--time-scale", type=float, help="multiply arrival times; 0.5 replays twice as fast")
-    add("--request-rate", type=float, help="rescale arrivals to this mean rate, req/s")
-    add(
-        "--goodput",
-        nargs="+",
-        metavar="METRIC:MS",
-        help="SLO of rows without one, milliseconds, e.g. ttft:2000 tpot:100 e2el:20000",
-    )
+    for flag in _TRACE:
+        _add_absent(group, flag, TRACE[_dest(flag)])
 
 
 def _add_generated(group: Any) -> None:
-    def add(flag: str, text: str, default: bool = True, **settings: Any) -> None:
-        value = GENERATED[flag.removeprefix("--").replace("-", "_")]
-        text += f" (default: {value:g})" if default else ""
-        group.add_argument(flag, default=argparse.SUPPRESS, help=text, **settings)
+    for flag in (*_GENERATED, *_REFERENCE):
+        _add_absent(group, flag, GENERATED[_dest(flag)])
 
-    add("--rate", "mean request rate, requests per second", type=float)
-    add(
-        "--mix",
-        "weight of each task type; all alike when not given",
-        False,
-        nargs="+",
-        metavar="TASK=WEIGHT",
-    )
-    add("--cv", "variation of gaps between arrivals; 1 is Poisson", type=float)
-    add("--prompt-scale", "multiply prompt lengths by this", type=float)
-    add("--output-scale", "multiply output lengths by this", type=float)
-    add("--turn-gap-s", "least time between a session's turns, s", type=float)
-    reference = "the second-fastest instance's when no --ref-* is given"
-    add("--ref-ttft-ms", f"the reference device's TTFT, ms; {reference}", False, type=float)
-    add("--ref-tpot-ms", "its time per output token, ms", False, type=float)
-    add("--ref-prompt-ms", "its TTFT per prompt token, ms", False, type=float)
+
+def _add_absent(group: Any, flag: str, default: Any) -> None:
+    """A flag that is absent unless given; its help says what holds then."""
+    text = SHARED[flag]["help"]
+    if flag == "--ref-ttft-ms":
+        text += "; the second-fastest instance's when no --ref-* is given"
+    if default not in (None, []):
+        text += (
+            f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+        )
+    add_shared(group, flag, default=argparse.SUPPRESS, help=text)
 
 
 def _add_engines(group: Any) -> None:
@@ -222,6 +194,4 @@ def _add_output(group: Any) -> None:
         default=False,
         help="keep one row per request in the JSON",
     )
-    group.add_argument(
-        "--note", action="append", default=[], help="shown prominently in reports; repeatable"
-    )
+    add_shared(group, "--note")
