@@ -23,7 +23,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--time-scale": {"type": float, "help": "multiply arrival times; 0.5 replays twice as fast"},
     "--request-rate": {
         "type": float,
-        "help": "rescale arrivals to this mean rate, requests per second",
+        "help": "rescale arrivals to this mean rate, req/s",
     },
     "--goodput": {
         "nargs": "+",
