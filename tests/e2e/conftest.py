@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.fakes.ports import free_ports
 
 SECRET = "end-to-end"
 START_TIMEOUT_S = 300
+BLOCK_SIZE = 32  # of the engines that publish KV events
 CPU_FLAGS = [
     "--gpu-memory-utilization",
     "0.1",
@@ -157,19 +159,51 @@ class Engine:
     log: Path
 
 
-def _serve(model: str, root: Path, name: str, **env: str):
+def _serve(model: str, root: Path, name: str, *flags: str, environ: dict[str, str]):
     port, log = free_ports(1)[0], root / f"{name}.log"
     vllm = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
-    flags = ["--port", str(port), "--served-model-name", "tiny", "--max-num-seqs", "8", *CPU_FLAGS]
+    common = ["--port", str(port), "--served-model-name", "tiny", *CPU_FLAGS]
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*vllm, *flags],
-            stdout=out,
-            stderr=out,
-            env=clean_environ(**env),
-            start_new_session=True,
+            [*vllm, *common, *flags], stdout=out, stderr=out, env=environ, start_new_session=True
         )
     return process, Engine(f"http://127.0.0.1:{port}", log)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        process.wait(timeout=60)
+
+
+@contextmanager
+def publishing(
+    model: str, root: Path, environ: dict[str, str], *more: str, blocks: int, max_len: int
+):
+    """(URL, events, replay) of a vLLM with a small prefix cache that publishes KV events."""
+    events, replay = free_ports(2)
+    publish = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://*:{replay}",
+    }
+    flags = {
+        "max-num-seqs": 4,
+        "max-model-len": max_len,
+        "block-size": BLOCK_SIZE,
+        "num-gpu-blocks-override": blocks,
+        "kv-events-config": json.dumps(publish),
+    }
+    texts = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    texts += ["--enable-prefix-caching", "--enable-prompt-tokens-details", *more]
+    process, engine = _serve(model, root, "engine", *texts, environ=environ)
+    try:
+        _wait(process, lambda: _healthy(engine.url), engine.log)
+        yield engine.url, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
+    finally:
+        _end([process])
 
 
 @pytest.fixture(scope="session")
@@ -177,18 +211,18 @@ def stock(model, up, tmp_path_factory):
     """(plugin installed but not enabled, plugin not even loaded); after `up`, to spare memory while starting."""
     root = tmp_path_factory.mktemp("stock")
     started = [
-        _serve(model, root, "installed"),
-        _serve(model, root, "absent", VLLM_PLUGINS="lora_filesystem_resolver"),
+        _serve(model, root, name, "--max-num-seqs", "8", environ=clean_environ(**env))
+        for name, env in (
+            ("installed", {}),
+            ("absent", {"VLLM_PLUGINS": "lora_filesystem_resolver"}),
+        )
     ]
     try:
         for process, engine in started:
             _wait(process, lambda e=engine: _healthy(e.url), engine.log)
         yield [engine for _, engine in started]
     finally:
-        for process, _ in started:
-            os.killpg(process.pid, signal.SIGTERM)
-        for process, _ in started:
-            process.wait(timeout=60)
+        _end([process for process, _ in started])
 
 
 def _healthy(url: str) -> bool:

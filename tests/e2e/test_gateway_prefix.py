@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import CPU_FLAGS, START_TIMEOUT_S, clean_environ, get
+from tests.e2e.conftest import BLOCK_SIZE, clean_environ, publishing
 from tests.fakes.asking import SECRET, hits, pool_page
 from tests.fakes.pool import metric, pool, post
-from tests.fakes.ports import free_ports
 
 pytestmark = pytest.mark.vllm
 
-BLOCK_SIZE, CACHE_BLOCKS, MAX_LEN = 32, 200, 1024
+CACHE_BLOCKS, MAX_LEN = 200, 1024
 CACHE_TOKENS = CACHE_BLOCKS * BLOCK_SIZE
 VOCAB = 259
 WORDS = ("river", "stone", "cloud", "light", "table", "green", "seven", "paper", "music", "train")
@@ -51,52 +45,12 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine(model, tmp_path_factory):
     """(URL, events, replay) of a vLLM with the plugin and a small cache."""
-    port, events, replay = free_ports(3)
-    log_path = tmp_path_factory.mktemp("prefix") / "engine.log"
-    publish = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{events}",
-        "replay_endpoint": f"tcp://*:{replay}",
-    }
-    flags = {
-        "port": port,
-        "plugin": "goodput",
-        "served-model-name": "tiny",
-        "max-num-seqs": 4,
-        "max-model-len": MAX_LEN,
-        "block-size": BLOCK_SIZE,
-        "num-gpu-blocks-override": CACHE_BLOCKS,
-        "kv-events-config": json.dumps(publish),
-    }
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *CPU_FLAGS]
-    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
-    command += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    with log_path.open("w") as log:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            env=clean_environ(GOODPUT_POOL_SECRET=SECRET),
-            start_new_session=True,
-        )
-    try:
-        url, end_s = f"http://127.0.0.1:{port}", time.monotonic() + START_TIMEOUT_S
-        while not _healthy(url):
-            assert process.poll() is None, log_path.read_text()[-3000:]
-            assert time.monotonic() < end_s, log_path.read_text()[-3000:]
-            time.sleep(0.2)
-        yield url, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=60)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return get(f"{url}/health")[0] == 200
-    except OSError:
-        return False
+    root = tmp_path_factory.mktemp("prefix")
+    environ = clean_environ(GOODPUT_POOL_SECRET=SECRET)
+    with publishing(
+        model, root, environ, "--plugin", "goodput", blocks=CACHE_BLOCKS, max_len=MAX_LEN
+    ) as started:
+        yield started
 
 
 def compared(gateway, kind: str) -> float:

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.e2e.conftest import CPU_FLAGS, START_TIMEOUT_S, clean_environ, get, post
-from tests.fakes.ports import free_ports
+from tests.e2e.conftest import BLOCK_SIZE, clean_environ, post, publishing
+from tests.fakes.kv_sink import Indexed
 from vllm_goodput._C import PrefixIndex
 from vllm_goodput.config import InstanceConfig
 from vllm_goodput.gateway.kv_events import KvEventWatch, zmq_context
@@ -30,36 +25,20 @@ from vllm_goodput.router.prefix import token_blocks
 
 pytestmark = pytest.mark.vllm
 
-BLOCK_SIZE = 32
 CACHE_BLOCKS = 40  # of one prompt at most half, so that prompts push each other out
 MAX_LEN = 640
 VOCAB = 259
 QUIET_S = 0.4  # without events: the engine has told everything
 
 
-class Held:
-    """A sink that keeps an index of the engine, as the gateway does."""
+class Held(Indexed):
+    """Knows exactly what the engine holds, or fails."""
 
     def __init__(self) -> None:
-        self.index = PrefixIndex()
-        self.index.add_instance(0, 4 * CACHE_BLOCKS * BLOCK_SIZE // 16)
-        self.cleared_times = 0
-
-    def stored(self, instance, hashes, parent) -> None:
-        if parent is None:
-            self.index.insert(0, hashes)
-        else:
-            self.index.extend(0, parent, hashes)
-
-    def removed(self, instance, hashes) -> None:
-        self.index.evict(0, hashes)
+        super().__init__(4 * CACHE_BLOCKS * BLOCK_SIZE // 16)
 
     def lost(self, instance) -> None:
         assert not len(self.index), "events were lost"
-
-    def cleared(self, instance) -> None:
-        self.cleared_times += 1
-        self.index.clear_instance(0)
 
     def predict(self, prompt: list[int], salt: str | None = None) -> int:
         """Cached tokens of a prompt."""
@@ -72,48 +51,10 @@ class Held:
 @pytest.fixture(scope="module")
 def engine(model, tmp_path_factory):
     """(URL, events, replay) of a stock vLLM with a small cache."""
-    port, events, replay = free_ports(3)
-    log_path = tmp_path_factory.mktemp("events") / "engine.log"
-    publish = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{events}",
-        "replay_endpoint": f"tcp://*:{replay}",
-    }
-    flags = {
-        "port": port,
-        "served-model-name": "tiny",
-        "max-num-seqs": 4,
-        "max-model-len": MAX_LEN,
-        "block-size": BLOCK_SIZE,
-        "num-gpu-blocks-override": CACHE_BLOCKS,
-        "kv-events-config": json.dumps(publish),
-    }
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *CPU_FLAGS]
-    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
-    command += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    root = tmp_path_factory.mktemp("events")
     environ = clean_environ(VLLM_PLUGINS="lora_filesystem_resolver", VLLM_SERVER_DEV_MODE="1")
-    with log_path.open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environ, start_new_session=True
-        )
-    try:
-        url, end_s = f"http://127.0.0.1:{port}", time.monotonic() + START_TIMEOUT_S
-        while not _healthy(url):
-            assert process.poll() is None, log_path.read_text()[-3000:]
-            assert time.monotonic() < end_s, log_path.read_text()[-3000:]
-            time.sleep(0.2)
-        yield url, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=60)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return get(f"{url}/health")[0] == 200
-    except OSError:
-        return False
+    with publishing(model, root, environ, blocks=CACHE_BLOCKS, max_len=MAX_LEN) as started:
+        yield started
 
 
 @asynccontextmanager

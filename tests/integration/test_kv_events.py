@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.fakes.kv_publisher import CLEARED, KvPublisher, removed, stored
-from vllm_goodput._C import PrefixIndex
+from tests.fakes.kv_sink import Indexed
 from vllm_goodput.config import InstanceConfig
 from vllm_goodput.errors import ConfigError
 from vllm_goodput.gateway.kv_events import KvEventWatch, zmq_context
@@ -22,30 +22,15 @@ PROMPT = list(range(1000, 1160))  # ten blocks
 OTHER = list(range(2000, 2160))
 
 
-class Held:
-    """A sink that keeps an index of one instance, as the gateway's does."""
+class Held(Indexed):
+    """A sink that knows its instance's name, and answers for prompts."""
 
     def __init__(self) -> None:
-        self.index = PrefixIndex()
-        self.index.add_instance(0, 10_000)
-        self.cleared_times = 0
+        super().__init__(10_000)
 
     def stored(self, instance, hashes, parent) -> None:
         assert instance == "a"
-        if parent is None:
-            self.index.insert(0, hashes)
-        else:
-            self.index.extend(0, parent, hashes)
-
-    def removed(self, instance, hashes) -> None:
-        self.index.evict(0, hashes)
-
-    def lost(self, instance) -> None:
-        self.index.clear_instance(0)
-
-    def cleared(self, instance) -> None:
-        self.cleared_times += 1
-        self.index.clear_instance(0)
+        super().stored(instance, hashes, parent)
 
     def match(self, prompt=PROMPT, model="m", salt=None) -> int:
         blocks = token_blocks(prompt, model, salt)

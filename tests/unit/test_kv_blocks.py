@@ -11,33 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.kv_publisher import removed, stored
-from vllm_goodput._C import PrefixIndex
+from tests.fakes.kv_sink import Indexed
 from vllm_goodput.gateway.kv_blocks import KvBlocks, KvEventCounters
 from vllm_goodput.router.prefix import token_blocks
 
 HALF = [[7] * 16, [8] * 16]
-
-
-class Indexed:
-    """A sink with an index of one instance."""
-
-    def __init__(self) -> None:
-        self.index = PrefixIndex()
-        self.index.add_instance(0, 1000)
-
-    def stored(self, instance, hashes, parent) -> None:
-        if parent is None:
-            self.index.insert(0, hashes)
-        else:
-            self.index.extend(0, parent, hashes)
-
-    def removed(self, instance, hashes) -> None:
-        self.index.evict(0, hashes)
-
-    def lost(self, instance) -> None:
-        self.index.clear_instance(0)
-
-    cleared = lost
 
 
 def tokens_of(path, halves: int) -> list[int]:
